@@ -9,6 +9,7 @@ import numpy as np
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
+from kvbench.results.schema import Roof
 
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
@@ -185,6 +186,19 @@ def queue_gbps(cell: Cell) -> float:
     """A made-up device on which single copies take fifty times as long to submit once a stream's channel is full."""
     full = cell.backend == "per_block" and cell.queued >= FULL_CHANNEL * cell.streams
     return cell.swap_bytes / (350.0 if full else 7.0 if cell.backend == "per_block" else 100.0) / 1e3
+
+
+def roofs(
+    scattered_us: float = 1000.0, dense_us: float = 300.0, rounds: int = 6, pool_bytes: int = 16 << 30
+) -> list[Roof]:
+    """What SM copies reach in each round, of 28 000 small blocks and in large ones at 50 GB/s."""
+    return [
+        Roof(
+            direction="h2d", round=number, pool_bytes=pool_bytes, copy_bytes=50_000_000, copy_us=[1000.0],
+            blocks=28_000, block_bytes=512, scattered_us=[scattered_us], dense_us=[dense_us],
+        )
+        for number in range(rounds)
+    ]  # fmt: skip
 
 
 def failure(cell: Cell, message: str = "CUDA_ERROR_INVALID_VALUE", kind: str = "error") -> Failure:

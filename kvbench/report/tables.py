@@ -89,7 +89,7 @@ SIGN_MEANINGS: Final = {Verdict.SAME: f"the same within {IN_TURN.fraction:.0%}",
 # Names in tables that need explaining.
 _WORDS: Final = {
     SM: "kvbench's copy kernel",
-    TRITON: "a Triton copy kernel",
+    TRITON: "kvbench's Triton kernel, not an engine's",
     PRIMED: "batched after a short kernel, so that the driver does not copy on the CPU",
     MERGED: "batched, adjacent copies made one",
     STAGED: "gathered on the GPU, then large copies; loads in reverse",

@@ -5,42 +5,21 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, repeat
 from statistics import median
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import Floats, grouped_quartiles, median_interval
+from kvbench.analysis.compare import Floats, grouped_quartiles
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined, opposite_figures
-from kvbench.results.schema import Record, Roof, RunInfo, Visit
+from kvbench.results.roofs import Rate, Reached, reached
+from kvbench.results.schema import Record, RunInfo, Visit
 
-# If scattered small blocks take less than this factor times the time of the same blocks laid out densely, no
-# translation limit is in reach.
-_LIMITED: Final = 1.1
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
-
-
-class _Rate(NamedTuple):
-    """The highest rate that was reached, a median of rounds, and its interval: NaN with fewer than six rounds."""
-
-    rate: float
-    low: float = math.nan
-    high: float = math.nan
-
-    @classmethod
-    def of(cls, amount: float, times_us: Sequence[float]) -> Self:
-        """Return the rate of `amount` in the times of the rounds, per microsecond; NaN for a time of 0."""
-        ends_us = median_interval(times_us)
-        low, high = (amount / us if 0 < us < math.inf else math.nan for us in reversed(ends_us))
-        middle_us = median(times_us)
-        return cls(amount / middle_us if middle_us > 0 else math.nan, low, high)
-
-    def times(self, factor: float) -> "_Rate":
-        return _Rate(*(factor * value for value in self))
 
 
 def summarize(
@@ -52,9 +31,9 @@ def summarize(
 ) -> pd.DataFrame:
     """Return one row per outcome of a run, with its figures; `visits` are those that count."""
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
-    reached = {direction: _reached(records, direction) for direction in Direction}
+    sm_copies = {direction: reached(records, direction) for direction in Direction}
     of_cells = by_cell(visits)
-    rows = [_row(one, of_cells) | _limits(one.cell, limits, reached[one.cell.direction]) for one in outcomes]
+    rows = [_row(one, of_cells) | _limits(one.cell, limits, sm_copies[one.cell.direction]) for one in outcomes]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     measured = {row: one for row, one in enumerate(outcomes) if one.medians}
     figures = _figures([one.cell for one in measured.values()], long_samples(visits))
@@ -107,31 +86,15 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _reached(records: Sequence[Record], direction: Direction) -> tuple[_Rate, _Rate] | None:
-    """The rate of SM copies in a direction, in GB/s in large blocks, and the translation limit in scattered
-    blocks per second, NaN where it is not in reach; None if the run measured neither.
-    """
-    roofs = [one for one in records if isinstance(one, Roof) and one.direction == direction]
-    roofs = [roof for roof in roofs if min(map(min, (roof.copy_us, roof.scattered_us, roof.dense_us))) > 0]
-    if not roofs:
-        return None
-    scattered_us, dense_us, copy_us = (
-        [median(getattr(roof, name)) for roof in roofs] for name in ("scattered_us", "dense_us", "copy_us")
-    )
-    limited = median(scattered_us) > _LIMITED * median(dense_us)
-    limit = _Rate.of(roofs[0].blocks, scattered_us).times(1e6) if limited else _Rate(math.nan)
-    return _Rate.of(roofs[0].copy_bytes, copy_us).times(1e-3), limit
-
-
-def _limits(cell: Cell, ceilings: Mapping[str, float], reached: tuple[_Rate, _Rate] | None) -> dict[str, float]:
+def _limits(cell: Cell, ceilings: Mapping[str, float], sm_copies: Reached | None) -> dict[str, float]:
     """Return the ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling = ceilings.get(cell.direction, math.nan)
-    limit = roof = _Rate(math.nan)
-    if reached is not None:
-        sm_gbps, limit = reached
-        roof = _Rate(ceiling) if cell.sms is None else sm_gbps
+    limit = roof = Rate(math.nan)
+    if sm_copies is not None:
+        limit = sm_copies.limit
+        roof = Rate(ceiling) if cell.sms is None else sm_copies.gbps
         if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
-            roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda one: one.rate)
+            roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda rate: rate.rate)
     columns = dict(zip(("roof_gbps", "roof_gbps_low", "roof_gbps_high"), roof, strict=True))
     return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import pandas as pd
 
-from kvbench.report.build import report_of
+from kvbench.report.build import SECTIONS, report_of
+from kvbench.report.markdown import anchor
 from kvbench.report.model import plain
 from kvbench.report.numbers import TIMES, count, figure
 from kvbench.results import Run, load_run
@@ -59,12 +60,13 @@ def _surprise(run: str, lead: str) -> str:
 def _limit() -> str:
     swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
     large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
+    titles = {section.name: section.title for section in SECTIONS}
     return (
         f"**Small scattered blocks are limited by address translation, not by the link.** Even with all its SMs, the "
         f"GPU reaches no more than {swap.limit_blocks_per_s / 1e6:.0f} million scattered blocks a second. Blocks "
         f"smaller than {large_gbps * 1e9 / swap.limit_blocks_per_s / 1024:.1f} KiB therefore cannot fill the link: "
         f"{count(swap.blocks)} blocks of 1 KiB move at {figure(swap.gbps)} GB/s with {swap.sms:.0f} SMs. "
-        f"([Run]({_LINK}/runs/engine))"
+        f"([Table]({_LINK}/details.md#{anchor(titles['limits'])}))"
     )
 
 

@@ -30,7 +30,7 @@ from kvbench.report.model import (
 )
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.tables import INCLUDES, Band, chart_text, line_of, measured_table, rate_band
+from kvbench.report.tables import INCLUDES, Band, chart_text, comma_separated, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome, slowdown_of
 from kvbench.sweep.installed import engines
@@ -149,7 +149,7 @@ def _method(cell: Cell) -> tuple[str, str, int]:
 
 def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     decode = _beside_decode(machine)
-    kinds = sorted(ladders.cells.groupby(["backend", "stream_state"]), key=lambda kind: (kind[0][0] != SM, kind[0]))
+    kinds = sorted(by_axes(ladders.cells, "backend", "stream_state"), key=lambda kind: (kind[0][0] != SM, kind[0]))
     tables = [_table(ladders._replace(cells=of_kind), decode) for _, of_kind in kinds]
     # The settings are of engines' own kernels: details, behind the table of the page.
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
@@ -160,7 +160,8 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     if enough:
         of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
         finding = f"{backend}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
-    return Part([finding], [_chart(ladders.view, first)], tables)
+    of_state = {backend: of_kind for (backend, kind_state), of_kind in kinds if kind_state == state}
+    return Part([finding], [_chart(ladders.view, state, of_state)], tables)
 
 
 def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
@@ -203,21 +204,26 @@ def _slowdown_text(beside: Outcome | None) -> str:
     return f"{slowdown_of(beside.costs.values())[0]:.2f}x" if beside else ""
 
 
-def _chart(view: View, cells: "pd.DataFrame") -> Chart:
-    backend, state = cells[["backend", "stream_state"]].iloc[0]
+def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Chart:
+    """Return the ladders of all kernels in a stream state, side by side for the directions."""
+    ladders = {backend: _ladders_of(cells) for backend, cells in kernels.items()}
     panels = []
-    for direction, sides in grouped(_ladders_of(cells).items(), lambda ladder: ladder[0][0]).items():
-        lines = [_line(backend, number, *side) for number, side in enumerate(sides)]
-        panels.append(PlotPanel(direction, lines, view.ceilings.get(direction)))
+    for direction in DIRECTIONS:
+        lines = []
+        for backend, sides in ladders.items():
+            of_direction = [(size, ladder) for (way, size), ladder in sides.items() if way == direction]
+            for number, (size, ladder) in enumerate(of_direction):
+                label = comma_separated(backend if len(ladders) > 1 else "", bytes_size(size))
+                lines.append(_line(label, backend, number, ladder))
+        panels += [PlotPanel(direction, lines, view.ceilings.get(direction))] if lines else []
     plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels)
-    text = chart_text(
-        view, f"SM ladder of {backend}: GB/s against the SM count", f"{INCLUDES[state]}. Ring: enough SMs"
-    )
+    title = f"SM ladder of {' and '.join(ladders)}: GB/s against the SM count"
+    text = chart_text(view, title, f"{INCLUDES[state]}. Ring: enough SMs")
     return Chart(f"sm-ladder-{view.label}", text, plot)
 
 
-def _line(backend: str, variant: int, side: Side, ladder: Ladder) -> PlotLine:
+def _line(label: str, backend: str, variant: int, ladder: Ladder) -> PlotLine:
     enough = _knee(ladder)
     rings = [enough] if enough else []
     bands = [rung.band for rung in ladder.values()]
-    return line_of(bytes_size(side[1]), backend, [*ladder], bands, variant, light=0.2 * variant, rings=rings)
+    return line_of(label, backend, [*ladder], bands, variant, light=0.2 * variant, rings=rings)

@@ -94,7 +94,7 @@ def slower(cell: Cell) -> float:
 
 def everything(folder: Path, visits: int = 6) -> Run:
     failed, left_out, *measured = cells()
-    records: list[Record] = [*synthetic.ceilings(), Note(text="the worker was replaced once")]
+    records: list[Record] = [*synthetic.ceilings(), *synthetic.roofs(), Note(text="the worker was replaced once")]
     records += [visit for number in range(visits) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
     several = [
         replace(cell, devices=2)
@@ -200,7 +200,7 @@ def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: 
     assert set(sections_of(few_visits)) == {section.name for section in (*SECTIONS, COMPARISON)} - {"answer"}
     sentences = {chapter.section.name: findings_of(chapter.part) for chapter in few_visits.chapters}
     assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
-    shown = {"cliff": "no jump", "sm-ladder": "", "queue": "full between"}
+    shown = {"cliff": "no jump", "sm-ladder": "", "queue": "full between", "limits": "dense"}
     assert not [text for name, texts in sentences.items() for text in texts if shown.get(name, "?") not in text]
 
 

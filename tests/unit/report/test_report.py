@@ -80,7 +80,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
 def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report, tmp_path: Path) -> None:
     assert "threshold: Idle" in snippet(cliff, "list")
     assert snippet(cliff, "quick") == snippet(cliff, "answer")
-    assert "triton: a Triton copy kernel. " in snippet(cliff, "answer")
+    assert "triton: kvbench's Triton kernel, not an engine's. " in snippet(cliff, "answer")
     assert snippet(cliff) == "\n".join(f"{table_text(table)}\n" for table in asked_for(cliff, "None"))
     with pytest.raises(UsageError, match=r"not measured: kvbench sweep queue .it needs .* of .*cliff, threshold"):
         snippet(cliff, "queue")

@@ -711,6 +711,37 @@ def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path)
     assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
+def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scattered_blocks_are_slower(
+    tmp_path: Path,
+) -> None:
+    visits = of([Cell("batched", Direction.H2D, 64, 4 * KIB)], lambda _: 10.0)
+    runs = [
+        made_run(tmp_path, [*synthetic.roofs(us, 300.0, pool_bytes=pool * GIB), *visits], name=name)
+        for name, us, pool in (("far", 1000.0, 16), ("again", 1120.0, 16), ("near", 310.0, 1))
+    ]
+    part = part_of(report_of(runs), "limits")
+    rows = [[said(text) for text in row] for row in part.tables[0].rows]
+    assert rows == [
+        ["h2d", "16 GiB", "2", "50.0", "25.0 to 28.0", "93.3", "1.74 to 1.95"],
+        ["h2d", "1 GiB", "1", "50.0", "90.3", "93.3", ""],
+    ]
+    finding = "h2d, all SMs: 25.0 to 28.0 M blocks a second of 512 B scattered over 16 GiB, 93.3 M dense."
+    assert findings_of(part) == [finding]
+    assert [said(text) for text in report_of(runs).leads] == [finding]
+    (near,) = [part_of(report_of(runs[2:]), "limits")]
+    assert findings_of(near) == []
+
+
+def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone(tmp_path: Path) -> None:
+    cells = [
+        Cell(backend, Direction.H2D, 10_000, 4 * KIB, sms=sms) for backend in ("sm", "triton") for sms in (4, 8, 16)
+    ]
+    beside = synthetic.beside(replace(DECODE, sms=4), 1.4, 39.0)
+    (chart,) = part_of(made_report(tmp_path, [*of(cells, lambda cell: cell.sms or 0), *beside]), "sm-ladder").charts
+    assert [said(line.label) for line in chart.plot.lines] == ["sm, 4 KiB", "triton, 4 KiB"]
+    assert chart.plot.y.label == "GB/s"
+
+
 # Models and layers
 
 
