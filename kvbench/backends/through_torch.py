@@ -88,15 +88,23 @@ class _OnDevice:
         self.__cuda_array_interface__ = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
 
 
+def host_bytes(address: int, shape: tuple[int, ...]) -> Any:
+    """Return a tensor of bytes at an address of the host."""
+    import torch
+
+    memory = (ctypes.c_uint8 * int(np.prod(shape))).from_address(address)
+    return torch.from_numpy(np.ctypeslib.as_array(memory).reshape(shape))
+
+
 def pools_of(request: SwapRequest, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """Return tensors of bytes from the start of the host's and of the device's pool of an h2d swap."""
     import torch
 
     memory = request.memory
     start = int(memory.sources[0]) - (int(memory.kernel_sources[0]) - memory.starts[0])
-    size = int(np.prod(shape))
-    host = torch.from_numpy(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start)).reshape(shape))
-    return host, torch.as_tensor(_OnDevice(memory.starts[1], shape), device=TorchStream(request.device).device)
+    return host_bytes(start, shape), torch.as_tensor(
+        _OnDevice(memory.starts[1], shape), device=TorchStream(request.device).device
+    )
 
 
 def ids_of_rows(addresses: "Addresses", start: int, row_bytes: int) -> NDArray[np.int64]:

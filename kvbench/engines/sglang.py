@@ -5,16 +5,19 @@ An address is `base + id * row_bytes` with `base` below `row_bytes`, so that any
 grid can be given to them.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.through_torch import TorchGather, TorchStream, pools_of
-from kvbench.cells.axes import ListPlace
+from kvbench.backends.through_torch import TorchGather, TorchStream, host_bytes, ids_of_rows, pools_of
+from kvbench.cells.axes import Direction, ListPlace
+from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.facts import DeviceFacts, HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
@@ -32,22 +35,33 @@ _AOT_CODES: Final = {name: EngineCode("sglang-kernel", {_AOT.format(name): (_AOT
 _AOT_QUOTA: Final = 2  # the default of SGLANG_HICACHE_BLOCK_QUOTA and of sgl_kernel.kvcacheio
 _AOT_WARPS: Final = 32
 _JIT: Final = "sglang/kernels/ops/kvcache/hicache.py"
-_JIT_KERNELS: Final = tuple(f"sglang/kernels/jit/csrc/kvcacheio/{name}.cuh" for name in ("hicache", "hicache_tma"))
+_CUDA: Final = "sglang/kernels/jit/csrc/kvcacheio/{}.cuh"
+_JIT_KERNELS: Final = (_CUDA.format("hicache"), _CUDA.format("hicache_tma"))
 _JIT_NAMES: Final = (
     "TMA_BLOCK_QUOTA", "TMA_STAGE_BYTES", "can_use_hicache_jit_kernel", "use_hicache_tma_kernel",
     "transfer_hicache_all_layer_mla",
 )  # fmt: skip
 _JIT_CODE: Final = EngineCode("sglang", {_JIT: _JIT_NAMES, **dict.fromkeys(_JIT_KERNELS, ("run_all_mla",))})
+_STORE: Final = "transfer_hicache_all_layer_staged_lf_pf"
+_STORE_MLA: Final = "transfer_hicache_all_layer_mla_staged_lf_pf"
+_STORE_KERNELS: Final = (_CUDA.format("staged_write_back"), _CUDA.format("relayout"))
+_STORE_NAMES: Final = ("can_use_write_back_jit_kernel", _STORE, _STORE_MLA)
+_STORE_CODE: Final = EngineCode("sglang", {_JIT: _STORE_NAMES, **dict.fromkeys(_STORE_KERNELS, ())})
+_STORE_PAGES: Final = 64  # its buffer holds as many: _WRITE_BACK_STAGING_PAGE_CHUNK of pool_host/base.py
 _SPARSE: Final = "sglang/kernels/ops/kvcache/hisparse.py"
 _SPARSE_KERNEL: Final = "sglang/kernels/jit/csrc/kvcacheio/hisparse.cuh"
 _SPARSE_CODE: Final = EngineCode(
     "sglang", {_SPARSE: ("copy_cache_planned_mla",), _SPARSE_KERNEL: ("copy_cache_planned",)}
 )
 _SPARSE_CTAS: Final = 4  # the default of copy_cache_planned_mla
-CODES: Final = (*_AOT_CODES.values(), _JIT_CODE, _SPARSE_CODE)
+CODES: Final = (*_AOT_CODES.values(), _JIT_CODE, _STORE_CODE, _SPARSE_CODE)
 # Their __init__ imports what SGLang depends on; hicache.py needs them as folders only.
 _JIT_FOLDERS: Final = ("sglang", "sglang.kernels", "sglang.kernels.ops", "sglang.kernels.ops.kvcache", "sglang.srt")
 
+_STORED: Final = (
+    "sglang_store copies whole pages of the host, d2h: name pattern=tensors-T/runs-B and host_pattern=page-first-T/"
+    "runs-B, or page-first-L+L/runs-B for K and V of L layers, with the B tokens of a page"
+)
 _RESERVE_BYTES: Final = 10 << 30  # HICACHE_HOST_MEMORY_RESERVE_BYTES
 _SHARE: Final = 0.8  # the default of --hicache-host-memory-fraction
 
@@ -162,6 +176,111 @@ class SglangHiSparse(OfPackage):
             )
 
         return TorchGather(request, launch, types=("int64", "int32")).prepared
+
+
+@dataclass(frozen=True)
+class TokenPages:
+    """A store of whole pages of the host, in each of which the rows of a token in all layers lie side by side.
+
+    `regions` are K and V, or 1 of latent attention. Addresses are those of the list.
+    """
+
+    regions: int
+    layers: int
+    page_tokens: int
+    row_bytes: int
+
+    @classmethod
+    def of(cls, cell: Cell) -> Self:
+        """Raises KvbenchError for a cell of other swaps."""
+        device, host = cell.sides
+        runs = {side.order.run if side.order and side.order.kind == "runs" else 0 for side in cell.sides}
+        if cell.direction is Direction.H2D or cell.sizes != EQUAL or host.page != 1 or device.page or len(runs) > 1:
+            raise KvbenchError(_STORED)
+        kind, page_tokens = host.tensors(cell.blocks)[0], runs.pop()
+        if not page_tokens or kind.ids % page_tokens:
+            raise KvbenchError(_STORED)
+        return cls(host.regions, kind.count // host.regions, page_tokens, cell.block_bytes)
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes of a token that lie side by side on the host."""
+        return self.layers * self.row_bytes
+
+    def tokens(self, addresses: "Addresses", start: int, apart: int) -> tuple[int, "Addresses"]:
+        """Return where token 0 of the first tensor lies, in a pool from `start` on with `apart` bytes from each to the
+        next, and the numbers of the tokens of the list.
+        """
+        first = addresses.reshape(self.regions * self.layers, -1)[0]
+        base = start + (int(first[0]) - start) % apart
+        return base, ids_of_rows(first, base, apart).view(np.uint64)
+
+    def tensors(self, addresses: "Addresses", base: int, number: int) -> list[int]:
+        """Return where token 0 lies in each of `number` tensors or groups of these; `base` is that of the first."""
+        firsts = addresses.reshape(number, -1)[:, 0].tolist()
+        return [base + first - firsts[0] for first in firsts]
+
+
+class SglangStore(OfPackage):
+    """The store of SGLang's default layout, `page_first`: a kernel of one thread for every 16 bytes gathers the rows of
+    all layers in a buffer on the GPU, from which whole pages of the host are copied.
+    """
+
+    name = "sglang_store"
+    summary = "SGLang's store of whole pages of the host, gathered on the GPU: as shipped"
+    codes = (_STORE_CODE,)
+    modules = ("torch", "tvm_ffi")
+    loader = "load_jit"
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"memory"})
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        pages, module = TokenPages.of(request.cell), load_jit()
+        if not module.can_use_write_back_jit_kernel(element_size=pages.row_bytes):
+            raise KvbenchError(f"SGLang's store does not take rows of {pages.row_bytes} bytes, or does not compile")
+        store = getattr(module, _STORE if pages.regions == 2 else _STORE_MLA)
+        return PreparedSwap(StoreSwap(request, pages, store), Mechanism.STAGED)
+
+
+class StoreSwap:
+    """Uploads the numbers of the tokens on the GPU, and calls SGLang's store with these and those of the host."""
+
+    def __init__(self, request: SwapRequest, pages: TokenPages, store: Callable[..., None]) -> None:
+        self._stream, self._pages, self._store, memory = TorchStream(request.device), pages, store, request.memory
+        torch, device, layers = self._stream.torch, self._stream.device, pages.layers
+        self._from, self._to = memory.sources, memory.destinations
+        seen_elsewhere = int(memory.kernel_destinations[0]) - int(self._to[0])
+        self._starts = memory.starts[0], memory.starts[1] - seen_elsewhere
+        (on_device, tokens), (on_host, _) = self._tokens()
+        held = min(len(tokens), _STORE_PAGES * pages.page_tokens)
+        self.calls = 2 * -(-len(tokens) // held)
+        tables = np.array(pages.tensors(self._from, on_device, pages.regions * layers)).reshape(pages.regions, layers)
+        shape = (layers, pages.row_bytes)
+        self._given = (
+            *(torch.tensor(table.tolist(), dtype=torch.uint64, device=device) for table in tables),
+            *(torch.empty((held, *shape), dtype=torch.uint8, device=device) for _ in range(pages.regions)),
+            *(host_bytes(address, (1, *shape)) for address in pages.tensors(self._to, on_host, pages.regions)),
+        )
+        self._pinned = PinnedLists(self._stream, 1, len(tokens))
+
+    def _tokens(self) -> tuple[tuple[int, "Addresses"], tuple[int, "Addresses"]]:
+        """Return where token 0 lies, and the numbers of the tokens, on the device and on the host."""
+        pages, (here, there) = self._pages, self._starts
+        return pages.tokens(self._from, here, pages.row_bytes), pages.tokens(self._to, there, pages.token_bytes)
+
+    def submit(self, stream: int) -> None:
+        (_, on_device), (_, on_host) = self._tokens()
+        regions = self._pages.regions
+        tables, buffers, hosts = (self._given[first : first + regions] for first in range(0, 3 * regions, regions))
+
+        def launch(pinned: Any) -> None:
+            uploaded = pinned.to(self._stream.device, non_blocking=True)
+            numbers = self._stream.torch.from_numpy(on_host.view(np.int64))
+            self._store(*tables, uploaded, numbers, *buffers, *hosts, page_size=self._pages.page_tokens)
+
+        with self._stream(stream):
+            self._pinned.submit([on_device], launch)
 
 
 class IdsSwap:

@@ -65,6 +65,7 @@ KNOWN: Final = {
     "vllm_handler": Ink("#632D46", "p"),
     "sglang_aot": Ink("#7303F7", ">"),
     "sglang_jit": Ink("#B484B4", "h"),
+    "sglang_store": Ink("#511214", (5, 1, 36)),
     "sglang_hisparse": Ink("#731D01", "8"),
     "lmcache": Ink("#0F9BD8", "*"),
     "copier": Ink("#244878", "H"),

@@ -1,11 +1,15 @@
 """The code of installed engines moves the right bytes, as shipped and with a chosen SM count."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvbench.backends.base import Backend, backend_named
-from kvbench.cells.axes import Direction, ListPlace, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import STREAM_STATES, Device
+from kvbench.engines.sglang import SglangStore
 from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 from tests.swaps import aligned_swap, run_and_compare
@@ -33,7 +37,21 @@ def gather(engine: Backend, gpu: Device) -> Backend:
 
 @pytest.fixture
 def copier(engine: Backend, gpu: Device) -> Backend:
+    if engine.name == SglangStore.name:
+        pytest.skip("stores whole pages")
     return engine if "list" not in engine.axes(gpu.facts()) else pytest.skip("takes ids on the GPU")
+
+
+@pytest.mark.parametrize("host", ["page-first-4+4/runs-16", "page-first-8/runs-16"])
+@pytest.mark.parametrize("tokens", [16, 2048])
+def test_whole_pages_of_the_host_are_stored(gpu: Device, tokens: int, host: str) -> None:
+    store = SglangStore()
+    if reason := store.unavailable(gpu.facts()):
+        pytest.skip(reason)
+    sides = {"pattern": Pattern.parse("tensors-8/runs-16"), "host_pattern": Pattern.parse(host)}
+    cell = replace(Cell(store.name, Direction.D2H, 8 * tokens, 1024, reuse=Reuse.FRESH, pool_bytes=64 << 20), **sides)
+    sampling = Sampling(warmups=1, min_samples=2, max_samples=2)
+    assert measure(bench_of(64 << 20, 300, gpu), store, cell, sampling, 3, None).verified_bytes > 2 * cell.swap_bytes
 
 
 @pytest.mark.parametrize("rows", [1, 64, 4096])

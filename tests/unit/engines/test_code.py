@@ -86,7 +86,8 @@ def why_not(name: str, device: DeviceFacts = GPU) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["vllm_batch", "vllm_triton", "sglang_aot", "sglang_jit", "sglang_hisparse", "vllm_hisparse"]
+    "name",
+    ["vllm_batch", "vllm_triton", "sglang_aot", "sglang_jit", "sglang_hisparse", "sglang_store", "vllm_hisparse"],
 )
 def test_an_engine_is_unavailable_without_its_package_and_without_a_gpu(name: str) -> None:
     assert "is not installed" in why_not(name)

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from kvbench.backends import triton
-from kvbench.cells.axes import Direction, ListPlace
+from kvbench.cells.axes import Direction, ListPlace, Reuse
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.engines import sglang, vllm
-from kvbench.engines.sglang import base_of, ids_of, row_of
+from kvbench.engines.sglang import TokenPages, base_of, ids_of, row_of
 from kvbench.engines.vllm import Rows, built
 from kvbench.errors import KvbenchError
+from kvbench.measure.layout import lay_out
 
 
 def test_ids_give_the_addresses_of_each_list_below_and_above_the_first() -> None:
@@ -101,6 +103,50 @@ def test_gathers_are_launched_from_pool_to_pool_on_the_asked_grid(sms: int | Non
 
 
 KIB = 1024
+
+
+@pytest.mark.parametrize(("regions", "host"), [(2, "page-first-3+3/runs-4"), (1, "page-first-6/runs-4")])
+def test_a_store_of_pages_names_every_row_of_the_list(regions: int, host: str) -> None:
+    sides = {"pattern": Pattern.parse("tensors-6/runs-4"), "host_pattern": Pattern.parse(host)}
+    cell = replace(Cell("sglang_store", Direction.D2H, 6 * 40, 256, pool_bytes=1 << 20), **sides)
+    pages = TokenPages.of(cell)
+    assert pages == TokenPages(regions, 6 // regions, 4, 256)
+    for layout in lay_out(replace(cell, reuse=Reuse.FRESH), 3, np.random.default_rng(1)):
+        sources, destinations = (1 << 46) + 256 * layout.source_rows, (1 << 45) + 256 * layout.destination_rows
+        base, tokens = pages.tokens(sources, 1 << 46, 256)
+        tables = pages.tensors(sources, base, 6)
+        assert [at + 256 * token for at in tables for token in tokens.tolist()] == sources.tolist()
+        base, numbers = pages.tokens(destinations, 1 << 45, pages.token_bytes)
+        rows = [
+            at + pages.token_bytes * number + 256 * layer
+            for at in pages.tensors(destinations, base, regions)
+            for layer in range(pages.layers)
+            for number in numbers.tolist()
+        ]
+        assert rows == destinations.tolist()
+        for one in (tokens, numbers):  # SGLang looks at the first token of each page alone
+            assert (one == np.repeat(one[::4], 4) + np.tile(np.arange(4, dtype=np.uint64), 10)).all()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "host", "direction", "sizes"),
+    [
+        ("tensors-6/runs-4", "page-first-6/runs-4", Direction.H2D, "equal"),
+        ("tensors-6/runs-4", "page-first-6/runs-4", Direction.D2H, "last-2"),
+        ("tensors-6/runs-4", "page-first-6/runs-8", Direction.D2H, "equal"),
+        ("tensors-6/runs-7", "page-first-6/runs-7", Direction.D2H, "equal"),
+        ("tensors-6", "page-first-6", Direction.D2H, "equal"),
+        ("tensors-6/runs-4", "page-first-6x4/runs-4", Direction.D2H, "equal"),
+        ("shuffled", "shuffled", Direction.D2H, "equal"),
+    ],
+)
+def test_other_swaps_than_stores_of_whole_pages_are_refused(
+    pattern: str, host: str, direction: Direction, sizes: str
+) -> None:
+    sides = {"pattern": Pattern.parse(pattern), "host_pattern": Pattern.parse(host)}
+    cell = replace(Cell("sglang_store", direction, 6 * 40, 256, sizes=sizes), **sides)
+    with pytest.raises(KvbenchError, match="copies whole pages of the host, d2h: name pattern=tensors-T/runs-B"):
+        TokenPages.of(cell)
 
 
 @pytest.mark.parametrize(("block_kib", "row_kib"), [(4, 4), (32, 32), (48, 24), (256, 32), (80, 20)])
