@@ -9,123 +9,16 @@
 #include <utility>
 
 #include "kernels/piece_map.hpp"
-#include "swap/pack_ids.hpp"
+#include "swap/block_listing.hpp"
 
 namespace kvbench {
 namespace {
-
-std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
 
 /// The bytes of a list, at most: the last piece of a block can be shorter.
 std::size_t bytes_of(const List& list, std::size_t piece_bytes) {
   if (list.lengths_at > 0) return list.pieces * piece_bytes;
   return list.pieces / list.pieces_a_block * list.block_bytes;
 }
-
-u32 checked_pieces(std::size_t pieces) {
-  if (pieces > std::numeric_limits<u32>::max()) throw DriverError("sm_copy", "2^32 pieces or more");
-  return static_cast<u32>(pieces);
-}
-
-/// A list of blocks: one row per block if all have the same size, else one row and one length per piece of
-/// `piece_bytes`.
-class BlockListing {
- public:
-  BlockListing(Descriptors descriptors, std::size_t piece_bytes, Direction direction)
-      : descriptors_(descriptors), piece_bytes_(piece_bytes) {
-    head_.pieces_a_block = 1;
-    head_.host_is_source = direction == Direction::h2d ? 1 : 0;
-    BlockSizes& sizes = descriptors_.sizes;
-    if (!sizes.read) sizes = BlockSizes(descriptors.bytes);
-    if (sizes.equal()) {
-      head_.block_bytes = sizes.first;
-      rows_ = sizes.first == 0 ? 0 : descriptors_.size();
-      return;
-    }
-    for (const std::size_t bytes : descriptors_.bytes) rows_ += pieces_of(bytes, piece_bytes_);
-    head_.pieces = checked_pieces(rows_);
-    head_.lengths_at = rows_ * sizeof(Row);
-  }
-
-  /// The head for a kernel with pieces of this size.
-  [[nodiscard]] List head(std::size_t piece_bytes) const {
-    List head = head_;
-    if (!descriptors_.sizes.equal()) return head;
-    const std::size_t pieces_a_block = pieces_of(descriptors_.sizes.first, piece_bytes);
-    head.pieces = checked_pieces(rows_ * pieces_a_block);
-    head.pieces_a_block = static_cast<u32>(pieces_a_block);
-    return head;
-  }
-  /// 0 if nothing is to be copied.
-  [[nodiscard]] std::size_t table_bytes() const {
-    return rows_ * (sizeof(Row) + (descriptors_.sizes.equal() ? 0 : sizeof(u32)));
-  }
-
-  /// Writes the list and checks its route. Returns the bitwise or of its addresses and sizes.
-  Address write(void* table) const {
-    auto* row = static_cast<Row*>(table);
-    Address bits = descriptors_.sizes.first | descriptors_.sizes.differing;
-    if (descriptors_.sizes.equal()) {
-      for (std::size_t i = 0; i < descriptors_.size(); ++i) {
-        bits |= descriptors_.sources[i] | descriptors_.destinations[i];
-        row[i] = {descriptors_.sources[i], descriptors_.destinations[i]};
-      }
-      if (descriptors_.route) descriptors_.route->check(descriptors_);
-      return bits;
-    }
-    auto* length = reinterpret_cast<u32*>(row + rows_);
-    for (std::size_t i = 0; i < descriptors_.size(); ++i) {
-      bits |= descriptors_.sources[i] | descriptors_.destinations[i];
-      for (std::size_t at = 0; at < descriptors_.bytes[i]; at += piece_bytes_) {
-        *row++ = {descriptors_.sources[i] + at, descriptors_.destinations[i] + at};
-        *length++ = static_cast<u32>(std::min(piece_bytes_, descriptors_.bytes[i] - at));
-      }
-    }
-    return bits;
-  }
-
-  /// The length of the same list in half of the bytes, by ids (see List); 0 if there can be none.
-  [[nodiscard]] std::size_t packed_bytes() const {
-    if (rows_ == 0 || !descriptors_.sizes.equal()) return 0;
-    const Address bits = descriptors_.sizes.first | descriptors_.sources[0] | descriptors_.destinations[0];
-    return bits % SmKernels::kAlignment == 0 ? sizeof(Row) + rows_ * sizeof(Ids) : 0;
-  }
-
-  /// Writes that, checks its route, and completes its head. Returns false if it cannot be: addresses and sizes must be
-  /// multiples of 16, all sizes those of the first block, all blocks within 32 GiB of it.
-  bool pack(void* table, List& head) const {
-    const Address source = descriptors_.sources.front(), destination = descriptors_.destinations.front();
-    if (descriptors_.route) {
-      // Most lists have one region or pool of slots on each side, whose check then is a part of packing.
-      const Ends& ends = descriptors_.route->ends();
-      const bool in_one =
-          ends.hold(descriptors_.sources.back(), descriptors_.destinations.back(), descriptors_.sizes.first);
-      const bool reached = std::max(ends.from.span().bytes, ends.to.span().bytes) <= kReach;
-      if (in_one && reached && pack_within(ends, nullptr, table, head)) return true;
-    }
-    const auto around = [](Address first) { return Known{{.begin = first - kReach / 2, .bytes = kReach}}; };
-    return pack_within({around(source), around(destination)}, descriptors_.route, table, head);
-  }
-
- private:
-  static constexpr Address kReach = Address{1} << (32 + kIdWord);
-
-  /// Packs the list by ids. Returns false if it leaves the ends, or cannot be packed.
-  bool pack_within(const Ends& ends, Route* route, void* table, List& head) const {
-    auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-    const Seen packed = pack_ids(descriptors_, ends, ids);
-    if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 != 0) return false;
-    if (route) route->check(descriptors_);
-    *static_cast<Row*>(table) = {ends.from.span().begin, ends.to.span().begin};
-    head.ids_at = sizeof(Row);
-    return true;
-  }
-
-  Descriptors descriptors_;
-  std::size_t piece_bytes_;
-  List head_{};
-  std::size_t rows_ = 0;
-};
 
 /// Launches a kernel over lists. A short list is passed with the launch, which copies it. A longer one is written into
 /// a slot of pinned memory, from which the kernel reads it.

@@ -4,14 +4,12 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/piece_map.hpp"
 #include "swap/address_order.hpp"
+#include "swap/block_listing.hpp"
 #include "swap/spare.hpp"
 
 namespace kvbench {
 namespace {
-
-std::size_t pieces_of(std::size_t bytes, std::size_t piece_bytes) { return (bytes + piece_bytes - 1) / piece_bytes; }
 
 /// Whether the blocks of a list lie in runs on the host that are long enough, in the order of the list.
 bool in_long_runs(std::span<const Address> host, std::span<const std::size_t> bytes) {
@@ -22,59 +20,6 @@ bool in_long_runs(std::span<const Address> host, std::span<const std::size_t> by
   }
   return total >= runs * kLeastRunBytes;
 }
-
-/// The rows of a list for its kernels, page by page: a row per block if all have one size, else a row and a length per
-/// piece.
-class PageRows {
- public:
-  PageRows(const Descriptors& list, std::size_t piece_bytes, Direction direction)
-      : list_(list), piece_bytes_(piece_bytes) {
-    head_.host_is_source = direction == Direction::h2d ? 1 : 0;
-    head_.pieces_a_block = 1;
-    if (list.sizes.equal()) {
-      head_.block_bytes = list.sizes.first;
-      rows_ = list.size();
-    } else {
-      for (const std::size_t bytes : list.bytes) rows_ += pieces_of(bytes, piece_bytes);
-    }
-  }
-  [[nodiscard]] std::size_t bytes() const { return rows_ * (sizeof(Row) + (list_.sizes.equal() ? 0 : sizeof(u32))); }
-  void begin(const ListSlot& slot) { slot_ = &slot; }
-
-  /// Writes the rows of a page, whose blocks lie at `sources` and `destinations`, and returns their list for a kernel.
-  List write(std::span<const Address> sources, std::span<const Address> destinations,
-             std::span<const std::size_t> bytes, std::size_t piece_bytes) {
-    auto* const table = reinterpret_cast<Row*>(slot_->pinned.address());
-    auto* const lengths = reinterpret_cast<u32*>(table + rows_);
-    const std::size_t first = written_;
-    List list = head_;
-    list.table = slot_->pinned.device_address() + first * sizeof(Row);
-    for (std::size_t i = 0; i < bytes.size(); ++i) {
-      if (list_.sizes.equal()) {
-        table[written_++] = {sources[i], destinations[i]};
-        continue;
-      }
-      for (std::size_t at = 0; at < bytes[i]; at += piece_bytes_) {
-        lengths[written_] = static_cast<u32>(std::min(piece_bytes_, bytes[i] - at));
-        table[written_++] = {sources[i] + at, destinations[i] + at};
-      }
-    }
-    if (list_.sizes.equal())
-      list.pieces_a_block = static_cast<u32>(pieces_of(list_.sizes.first, piece_bytes));
-    else
-      list.lengths_at = (rows_ - first) * sizeof(Row) + first * sizeof(u32);
-    list.pieces = static_cast<u32>(written_ - first) * list.pieces_a_block;
-    return list;
-  }
-
- private:
-  const Descriptors& list_;
-  std::size_t piece_bytes_;
-  List head_{};
-  std::size_t rows_ = 0;
-  std::size_t written_ = 0;
-  const ListSlot* slot_ = nullptr;
-};
 
 class StagedCopier final : public ListCopier {
  public:
@@ -123,48 +68,61 @@ class StagedCopier final : public ListCopier {
   }
 
   void submit(const Descriptors& list, StagingRing& ring, Stream stream) {
-    PageRows rows(list, kernels_.piece_bytes(), direction_);
-    ListSlot& slot = slots_->take(rows.bytes());
-    rows.begin(slot);
+    divide(list.bytes);
+    const std::size_t table_bytes = BlockListing(list, kernels_.piece_bytes(), direction_).table_bytes();
+    ListSlot& slot = slots_->take(table_bytes + page_ends_.size() * sizeof(Row));
+    written_ = 0;
     count_ = list.size();
     calls_ = 0;
     ring.begin(stream);
     try {
-      for (std::size_t begin = 0; begin < list.size();) begin = submit_page(list, begin, rows, ring, stream);
+      std::size_t begin = 0;
+      for (const std::size_t end : page_ends_) {
+        submit_page(list, begin, end, ring, slot, stream);
+        begin = end;
+      }
     } catch (...) {
-      end(ring, slot);
+      end_list(ring, slot);
       throw;
     }
-    end(ring, slot);
+    end_list(ring, slot);
   }
 
-  static void end(StagingRing& ring, ListSlot& slot) {
+  static void end_list(StagingRing& ring, ListSlot& slot) {
     slot.launched(ring.kernels());
     ring.end();
   }
 
-  /// Submits the page that begins with entry `begin`, and returns the entry behind it.
-  std::size_t submit_page(const Descriptors& list, std::size_t begin, PageRows& rows, StagingRing& ring,
-                          Stream stream) {
+  /// Finds the pages: each has as many blocks as fit.
+  void divide(std::span<const std::size_t> bytes) {
+    page_ends_.clear();
+    std::size_t left = kStagedPageBytes;
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      if (bytes[i] > left) {
+        page_ends_.push_back(i);
+        left = kStagedPageBytes;
+      }
+      left -= bytes[i];
+    }
+    page_ends_.push_back(bytes.size());
+  }
+
+  /// Submits the page of the entries from `begin` to `end`, which lie one behind the other there.
+  void submit_page(const Descriptors& list, std::size_t begin, std::size_t end, StagingRing& ring, ListSlot& slot,
+                   Stream stream) {
     StagingRing::Page& page = ring.next_page();
-    const std::size_t count = lay_out(list.bytes.subspan(begin), page.address);
-    const auto host = host_of(list).subspan(begin, count), device = device_of(list).subspan(begin, count);
-    const auto bytes = list.bytes.subspan(begin, count);
+    const auto host = host_of(list).subspan(begin, end - begin), device = device_of(list).subspan(begin, end - begin);
+    const auto bytes = list.bytes.subspan(begin, end - begin);
+    staged_.resize(bytes.size());
+    std::exclusive_scan(bytes.begin(), bytes.end(), staged_.begin(), page.address);
     const bool gathers = direction_ == Direction::d2h;
     const auto launch = [&] {
-      const SmKernel& kernel = kernels_.serving(bits_of(device, bytes));
-      List rows_of_page = gathers ? rows.write(device, staged_, bytes, kernel.shape().piece_bytes)
-                                  : rows.write(staged_, device, bytes, kernel.shape().piece_bytes);
-      std::array<void*, 1> arguments{&rows_of_page};
-      const unsigned grid = std::min(rows_of_page.pieces, sms_);
-      const unsigned cluster = cluster_of(grid, kStagedPageBytes, driver_->info());
-      kernel.launch(0, grid, cluster, arguments.data(), ring.kernels());
-      ++calls_;
+      gathers ? run_kernel({device, staged_, bytes, list.sizes}, ring, slot)
+              : run_kernel({staged_, device, bytes, list.sizes}, ring, slot);
     };
     const auto copy = [&] {
-      const Descriptors to_host{staged_, host, bytes, {}, false, list.route};
-      const Descriptors from_host{host, staged_, bytes, {}, false, list.route};
-      copy_runs(gathers ? to_host : from_host, begin, stream);
+      gathers ? copy_runs({staged_, host, bytes, {}, false, list.route}, begin, stream)
+              : copy_runs({host, staged_, bytes, {}, false, list.route}, begin, stream);
     };
     page.empty.hold(gathers ? ring.kernels() : stream);
     gathers ? launch() : copy();
@@ -172,25 +130,20 @@ class StagedCopier final : public ListCopier {
     page.full.hold(gathers ? stream : ring.kernels());
     gathers ? copy() : launch();
     page.empty.record(gathers ? stream : ring.kernels());
-    return begin + count;
   }
 
-  /// Puts the first of these blocks one behind the other from `address` on, in `staged_`, as many as fit into a page.
-  std::size_t lay_out(std::span<const std::size_t> bytes, Address address) {
-    staged_.clear();
-    std::size_t left = kStagedPageBytes;
-    for (const std::size_t size : bytes) {
-      if (size > left) break;
-      staged_.push_back(address + kStagedPageBytes - left);
-      left -= size;
-    }
-    return staged_.size();
-  }
-
-  static Address bits_of(std::span<const Address> device, std::span<const std::size_t> bytes) {
-    Address bits = 0;
-    for (std::size_t i = 0; i < bytes.size(); ++i) bits |= device[i] | bytes[i];
-    return bits;
+  /// One launch between blocks and a page, whose list is written behind those before it in the slot.
+  void run_kernel(const Descriptors& page, const StagingRing& ring, const ListSlot& slot) {
+    const BlockListing listing(page, kernels_.piece_bytes(), direction_);
+    const Address bits = listing.write(reinterpret_cast<void*>(slot.pinned.address() + written_));
+    const SmKernel& kernel = kernels_.serving(bits);
+    List rows = listing.head(kernel.shape().piece_bytes);
+    rows.table = slot.pinned.device_address() + written_;
+    written_ += (listing.table_bytes() + sizeof(Row) - 1) / sizeof(Row) * sizeof(Row);
+    std::array<void*, 1> arguments{&rows};
+    const unsigned grid = std::min(rows.pieces, sms_);
+    kernel.launch(0, grid, cluster_of(grid, kStagedPageBytes, driver_->info()), arguments.data(), ring.kernels());
+    ++calls_;
   }
 
   /// One copy for each run of blocks that adjoin on the host.
@@ -214,8 +167,10 @@ class StagedCopier final : public ListCopier {
   std::shared_ptr<ListSlots> slots_;
   std::shared_ptr<StagingRings> rings_;
   HostOrder order_;
-  bool ordered_ = false;         ///< whether the last list was sorted
-  std::vector<Address> staged_;  ///< where each block of a page lies on the device
+  bool ordered_ = false;  ///< whether the last list was sorted
+  std::vector<std::size_t> page_ends_;
+  std::size_t written_ = 0;      ///< bytes of the slot that hold lists of pages
+  std::vector<Address> staged_;  ///< where each block of a page lies there
   DescriptorList runs_;
   std::vector<std::size_t> run_firsts_;  ///< the first entry of each in its page
   std::size_t calls_ = 0;
