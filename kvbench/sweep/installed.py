@@ -4,7 +4,7 @@ Loads no package of others.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -36,7 +36,8 @@ class Engine:
     `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
     for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
     settings after the first, from the shapes that were measured and the defaults. `remark` says what a diff
-    of the settings does not. `states` are those in which the engine's swaps begin, the one that decides first. `pool`
+    of the settings does not. `measured` names what of its code is measured in a direction in which that is not what it
+    does by default. `states` are those in which the engine's swaps begin, the one that decides first. `pool`
     says how large the engine's rule lets its pool be on a host.
     """
 
@@ -49,6 +50,7 @@ class Engine:
     takes: Callable[[Direction, int, int, Values], Choice] | None = None
     tries: Callable[[Sequence[int], Sequence[int], Values], tuple[Sequence[int], ...]] = lambda *_: ()
     remark: str = ""
+    measured: Mapping[Direction, str] = field(default_factory=dict)
     directions: tuple[Direction, ...] = tuple(Direction)
     states: tuple[StreamState, ...] = (StreamState.IDLE,)
     pool: Callable[[HostMemory], str] | None = None

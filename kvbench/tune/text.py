@@ -76,8 +76,11 @@ def state_table(rule: Rule, runs: Sequence[Run]) -> StateTable:
     figures = [name for size in sizes for name in (f"{size}, us", BATCHED, COPIER, *(one.title for one in shipping))]
     every = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
     header, *shown = map(list, zip(*(column for column in every if {*column[1:]} != {"-"}), strict=True))
-    titles = [engine.title for engine in shipping if engine.title in header]
-    shipped = f" {', '.join(titles)}: the method it takes there." if titles else ""
+    shown_engines = [engine for engine in shipping if engine.title in header]
+    titles = ", ".join(engine.title for engine in shown_engines)
+    shipped = f" {titles}: the method it takes there." if titles else ""
+    of_others = [(engine.title, *other) for engine in shown_engines for other in engine.measured.items()]
+    shipped += "".join(f" {title} {direction}: {what}." for title, direction, what in of_others)
     shipped += f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else ""
     caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds.{shipped}"
     return StateTable(header, shown, caption)
@@ -168,7 +171,9 @@ def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "", *, costs: b
     gains: dict[str, list[str]] = {}
     for gain in gains_of(rule, runs):
         if engine := engines().get(gain.over):
-            gains.setdefault(engine.title, []).append(f"{gain.kind} {_times_as_fast(gain.ratios)}")
+            other = engine.measured.get(gain.kind.direction)
+            kind = f"{gain.kind} against {other}" if other else str(gain.kind)
+            gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast(gain.ratios)}")
     parts = [f"{title} {', '.join(of_engine)}" for title, of_engine in sorted(gains.items())]
     lines += [f"Against engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
     return [*lines, *_in_runs(rule, runs)]

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell, SwapShape
+from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
@@ -312,6 +313,23 @@ def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -
     assert sorted(of_vllm[Direction.H2D].ratios) == pytest.approx([2.0] * 6 + [5.0] * 9, rel=0.01)
     (line,) = (line for line in summary([run]) if line.startswith("Against engines' code"))
     assert line.endswith(": vLLM d2h idle 2x (2x, 15 shapes), h2d idle 5x (2x to 5x, 15 shapes)")
+
+
+def test_a_store_that_is_not_the_default_of_its_engine_is_named(tmp_path: Path) -> None:
+    both = cells(*Direction)
+    kernels = [replace(cell, backend="sglang_jit", sms=4) for cell in both if cell.sms == 1]
+    quota = EngineSetting("TMA_BLOCK_QUOTA", 4, "hicache.py:1")
+    facts = BackendFacts("sglang_jit", "", frozenset({"sms"}), default_sms=(), settings=(quota,))
+    records = [
+        *synthetic.ceilings(),
+        *synthetic.rounds([*both, *kernels], lambda cell: 10.0 if cell.sms == 4 else 50.0),
+    ]
+    run = load_run(synthetic.write_run(tmp_path / "run", records, synthetic.info(backends=[facts])))
+    caption = state_table(rule_for_all([run]), [run]).caption
+    assert "SGLang: the method it takes there. SGLang d2h: its kernel (layer_first)." in caption
+    (line,) = (line for line in summary([run]) if line.startswith("Against engines' code"))
+    assert "SGLang d2h idle against its kernel (layer_first) 5x" in line
+    assert ", h2d idle 5x" in line
 
 
 @pytest.mark.parametrize(
