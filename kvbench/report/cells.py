@@ -46,14 +46,14 @@ def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
     return cells[np.logical_and.reduce(masks)]
 
 
-def that(cells: pd.DataFrame, keep: Callable[[Outcome], object]) -> pd.DataFrame:
+def selected(cells: pd.DataFrame, keep: Callable[[Outcome], object]) -> pd.DataFrame:
     """The rows whose outcomes `keep` accepts."""
     return cells[np.array([bool(keep(outcome)) for outcome in outcomes_in(cells)], dtype=bool)]
 
 
 def measured(cells: pd.DataFrame) -> pd.DataFrame:
     """The rows of cells with figures."""
-    return that(cells, is_measured)
+    return selected(cells, is_measured)
 
 
 def copied(cells: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Neighbour, Reuse, slots_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, method_label
-from kvbench.report.cells import copied, measured, outcomes_in, that, where
+from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text
 from kvbench.report.sections.contrast import (
@@ -110,7 +110,7 @@ def _extent(cell: Cell) -> int | None:
 
 def _in_runs(view: View) -> Pinned | None:
     idle = where(view.cells, stream_state="idle")
-    pinned = view.pin(that(idle, lambda outcome: _extent(outcome.cell)), shown=("pattern",))
+    pinned = view.pin(selected(idle, lambda outcome: _extent(outcome.cell)), shown=("pattern",))
     cells = measured(pinned.cells)
     lengths = cells.groupby(["backend", "direction", "block_bytes", "blocks"])["pattern"].transform("nunique")
     several = cells[lengths >= MIN_LENGTHS]
@@ -223,7 +223,7 @@ _REGISTRATIONS: Final = Key("Registrations", _registrations, lambda cell: count(
 
 def _in_registrations(view: View) -> Pinned | None:
     idle = where(view.cells, stream_state="idle")
-    cells = that(idle, lambda outcome: re.match(r"shared|slots-", outcome.cell.memory or ""))
+    cells = selected(idle, lambda outcome: re.match(r"shared|slots-", outcome.cell.memory or ""))
     pinned = view.pin(cells, shown=("memory",))
     numbers = {_registrations(outcome.cell) for outcome in outcomes_in(measured(pinned.cells))}
     return pinned if len(numbers) > 1 else None
@@ -283,7 +283,7 @@ _RANKS: Final = Key("Ranks", _ranks, lambda cell: str(_ranks(cell)))
 
 def _in_fragments(view: View) -> Pinned | None:
     idle = where(view.cells, stream_state="idle")
-    pinned = view.pin(that(idle, lambda outcome: _ranks(outcome.cell)), shown=("pattern", "host_pattern"))
+    pinned = view.pin(selected(idle, lambda outcome: _ranks(outcome.cell)), shown=("pattern", "host_pattern"))
     return pinned if measured(pinned.cells)["backend"].nunique() > 1 else None
 
 

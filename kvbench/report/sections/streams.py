@@ -13,7 +13,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
-from kvbench.report.cells import copied, measured, outcomes_in, that, where
+from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
 from kvbench.report.sections.contrast import (
@@ -56,7 +56,7 @@ def _both_orders(view: View) -> Pinned | None:
     pinned = view.pin(copied(view.cells), shown=("order",))
     cells = pinned.cells[pinned.cells["order"].isin(_ORDERS)]
     twins = Counter(_but_order(outcome.cell) for outcome in outcomes_in(cells))
-    cells = that(cells, lambda outcome: twins[_but_order(outcome.cell)] > 1)
+    cells = selected(cells, lambda outcome: twins[_but_order(outcome.cell)] > 1)
     return Pinned(cells, pinned.hidden) if len(cells) else None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.facts import BATCHED, NO_CHOICES
-from kvbench.report.cells import by_axes, measured, outcomes_in, that, where
+from kvbench.report.cells import by_axes, measured, outcomes_in, selected, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, any_of, backends, turns
@@ -30,7 +30,7 @@ _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained
 def _select(view: View) -> Pinned | None:
     """Return batched copies and the other backends at the number of blocks that most of them have."""
     pinned = view.pin(view.cells[~view.cells["backend"].isin(NO_CHOICES)], shown=("sizes",))
-    timed = that(pinned.cells, Outcome.times)
+    timed = selected(pinned.cells, Outcome.times)
     names = set(timed["backend"])
     if BATCHED not in names or len(names) < 2:
         return None
