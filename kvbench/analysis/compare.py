@@ -46,6 +46,12 @@ def median_interval(samples: Samples) -> tuple[float, float]:
     return ends_at(values, interval_rank(len(values)))
 
 
+def known_interval(medians: Sequence[float]) -> tuple[float, float]:
+    """Return the interval of the median of some visits, NaN where they are too few for one."""
+    low, high = median_interval(medians) if len(medians) else (-math.inf, math.inf)
+    return (low, high) if math.isfinite(low) else (math.nan, math.nan)
+
+
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
     """Return a mask of the values more than `OUTLIER_SIGMAS` robust standard deviations (MAD) from their median.
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Final
 
-from kvbench.analysis.compare import Verdict, compare_visits
+from kvbench.analysis.compare import Verdict, compare_visits, known_interval
 from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import is_alone
@@ -16,7 +16,6 @@ from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View, grouped
-from kvbench.results.outcomes import known_interval
 from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice

@@ -20,7 +20,7 @@ from kvbench.analysis.compare import (
     grouped_outliers,
     grouped_quartiles,
     interval_over_starts,
-    median_interval,
+    known_interval,
     medians_in_turn,
     middle_of,
 )
@@ -254,12 +254,6 @@ def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
     """Return a key that sorts cells by their axes, a value before its absence."""
     values = (getattr(cell, axis.field) if axis.number else cell.text(axis.name) for axis in _SORTED_BY)
     return [(value is None, value) for value in values]
-
-
-def known_interval(medians: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median of some visits, NaN where they are too few for one."""
-    low, high = median_interval(medians) if len(medians) else (-math.inf, math.inf)
-    return (low, high) if math.isfinite(low) else (math.nan, math.nan)
 
 
 def joined(texts: Iterable[str]) -> str | None:
