@@ -289,6 +289,9 @@ def _print_rows(advice: "Advice") -> None:
         print_rows(rows, table.HEADER)
     alone = advice.rule if Situation.ALONE in advice.question.situations else None
     about_alone = answer_lines(alone, advice.runs, "--open", costs=False) if alone else []
+    print_lines(filter(None, [table.head_of(advice)]))
+    if others := table.others_of(advice):
+        print_rows(others, table.OTHERS)
     print_lines([*table.lines_of(advice), *about_alone])
 
 

@@ -3,17 +3,22 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Final
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Situation
-from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.units import size_text
 from kvbench.text import ends
-from kvbench.tune.situations import GENTLE, Advice, Answer, Arm, Method, arms_of_size
+from kvbench.tune.situations import GENTLE, WAYS, Advice, Answer, Arm, Method, arms_of_size
 from kvbench.tune.text import methods_text, three_digits, use_text
 
+# What else there is beside steps.
+OTHERS: Final = (
+    "Dir", "Beside", "A swap takes", f"Fastest, step at most {GENTLE:.0%} longer", "Fastest at any price",
+    "Not told apart from the choice",
+)  # fmt: skip
 HEADER: Final = ("Dir", "Beside", "Use", "GB/s", "Step takes", "Lost + thread, ms/GB", "Otherwise")
 # The columns of `HEADER` that are text.
 TEXTS: Final = 3
@@ -79,56 +84,64 @@ def _otherwise(answer: Answer) -> str:
     return f"{method.choice.label}, {three_digits(method.gbps)} GB/s{lost}"
 
 
-def lines_of(advice: Advice) -> Iterator[str]:
-    """Yield what the table leaves out: the blocks, the fastest beside steps, what is undecided and was compared."""
-    if advice.on_host:
-        yield "Beside a step: needs a GPU"
-    answered = [answer for answer in advice.answers if answer.use or answer.methods]
+def head_of(advice: Advice) -> str:
+    """Return of which blocks the rows are, and what their columns mean; "" where nothing was answered."""
+    answered = [answer for answer in advice.answers if answer.use]
     if not answered:
-        return
-    yield f"{_blocks_text(answered)}. Lost: of the step, for each GB that is moved; thread: of the thread that submits"
-    beside = [answer for answer in answered if answer.situation is not Situation.ALONE]
-    gentle = f"Fastest with a step at most {GENTLE:.0%} longer"
-    yield from _listed(gentle, beside, lambda answer: _fast(answer.gentle))
-    yield from _listed("Fastest at any price", beside, lambda answer: _fast(answer.fastest))
-    yield from _listed("A swap by the choice takes", beside, lambda answer: _time(answer.use.us) if answer.use else "")
-    few = [answer for answer in answered if answer.visits < MIN_PAIRS]
-    title = f"Not told apart, as fewer than {MIN_PAIRS} visits decide nothing"
-    yield from _listed(title, few, lambda answer: methods_text(answer.not_told_apart))
-    enough = [answer for answer in answered if answer not in few]
-    yield from _listed("Not told apart from the choice", enough, lambda answer: methods_text(answer.not_told_apart))
+        return "Beside a step: needs a GPU" if advice.on_host else ""
+    lost = "Lost: of the step, for each GB that is moved; thread: of the thread that submits"
+    return f"{_blocks_text(answered)}. {'Beside a step: needs a GPU' if advice.on_host else lost}"
+
+
+def others_of(advice: Advice) -> list[list[str]]:
+    """Return the rows of `OTHERS`: beside each step what is the fastest, and what the choice is not told apart from."""
+    rows = []
+    for answer in advice.answers:
+        if answer.methods and answer.situation is not Situation.ALONE:
+            swap = _time(answer.use.us) if answer.use else NOTHING
+            fastest = _fast(answer.gentle), _fast(answer.fastest)
+            rows.append([answer.direction.value, answer.situation.beside, swap, *fastest, _alike_text(answer)])
+    return rows
+
+
+def _alike_text(answer: Answer) -> str:
+    few = f" (fewer than {MIN_PAIRS} visits decide nothing)" if answer.visits < MIN_PAIRS else ""
+    return f"{methods_text(answer.not_told_apart)}{few}" or NOTHING
+
+
+def lines_of(advice: Advice) -> Iterator[str]:
+    """Yield what else there is to say: other layouts, what is undecided alone, and what was compared."""
+    alone = [answer for answer in advice.answers if answer.situation is Situation.ALONE]
     yield from _layouts_text(advice)
-    yield from _listed("Compared with", answered, lambda answer: methods_text(answer.compared_with))
+    yield from _listed("undecided against", alone, lambda answer: methods_text(answer.undecided))
+    yield from _listed("compared with", advice.answers, lambda answer: methods_text(answer.compared_with))
 
 
 def _layouts_text(advice: Advice) -> Iterator[str]:
-    """Yield what each method takes of a step that was measured in another layout of the blocks, as it needs."""
-    texts = []
-    for (direction, situation), every in advice.other_layouts.items():
+    """Yield what methods take of a step that were measured in another layout of the blocks, as they need."""
+    for direction, situation in product(WAYS, Situation):
         least: dict[str, Arm] = {}
-        for arm in sorted(arms_of_size(every, advice.question.block_bytes), key=_total_cost, reverse=True):
+        arms = arms_of_size(advice.other_layouts.get((direction, situation), ()), advice.question.block_bytes)
+        for arm in sorted(arms, key=_total_cost, reverse=True):
             least[arm.cell.backend] = arm
-        for arm in least.values():
-            method = arm.method
-            figures = f"{three_digits(method.gbps)} GB/s, {_step(method)}, {_cost(method)} ms/GB"
-            where = f"{direction} beside {situation.beside}"
-            texts.append(f"{where}: {method.choice.label} in {_layout_text(arm.cell)}, {figures}")
-    if texts:
-        yield f"In other layouts: {' | '.join(texts)}"
+        if texts := [_layout_text(arm) for arm in sorted(least.values(), key=_total_cost)]:
+            yield f"{direction} beside {situation.beside} in other layouts: {'; '.join(texts)}"
 
 
 def _total_cost(arm: Arm) -> float:
     return arm.method.cost(thread_counts=True)
 
 
-def _layout_text(cell: Cell) -> str:
-    """Return the pattern of the blocks: "runs-16", or "runs-256 on the host" where only this side has one."""
-    source, destination = cell.sides
-    if source == destination:
-        return str(source)
-    loads = cell.direction is Direction.H2D
+def _layout_text(arm: Arm) -> str:
+    """Return a method with its layout, named for the side that has one alone: "merged in runs-16, 38 GB/s, ..."."""
+    source, destination = arm.cell.sides
+    loads = arm.cell.direction is Direction.H2D
     sides = {"the host": source if loads else destination, "the GPU": destination if loads else source}
-    return " and ".join(f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
+    of_sides = " and ".join(f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
+    layout = str(source) if source == destination else of_sides
+    method = arm.method
+    figures = f"{three_digits(method.gbps)} GB/s, {_step(method)}, {_cost(method)} ms/GB"
+    return f"{method.choice.label} in {layout}, {figures}"
 
 
 def _blocks_text(answers: Sequence[Answer]) -> str:
@@ -140,17 +153,16 @@ def _fast(method: Method | None) -> str:
     """Return a method with its GB/s, how long a step takes, and the time until a swap is complete."""
     if method is None:
         return "none"
-    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_step(method)}, {_time(method.us)} a swap"
+    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_step(method)}, {_time(method.us)}"
 
 
 def _listed(title: str, answers: Iterable[Answer], text: Callable[[Answer], str]) -> Iterator[str]:
-    """Yield one line of what there is to say of answers, those with the same words together."""
+    """Yield what there is to say of answers, a line for those with the same words."""
     same: dict[str, list[str]] = {}
     for answer in answers:
         if words := text(answer):
             same.setdefault(words, []).append(f"{answer.direction} {place_of(answer)}")
-    if same:
-        yield f"{title}: " + " | ".join(f"{', '.join(where)}: {words}" for words, where in same.items())
+    yield from (f"{', '.join(where)} {title}: {words}" for words, where in same.items())
 
 
 def in_lines(advice: Advice) -> Iterator[str]:

@@ -55,7 +55,7 @@ def test_a_warning_and_the_cost_stand_beside_the_answer(tmp_path: Path) -> None:
     run = synthetic.write_run(tmp_path / "run", [*synthetic.ceilings(), *rounds, slow])
     lines, more = (output("show", run, *options).splitlines() for options in ([], ["--open"]))
     for way in Direction:
-        assert [line.split()[1] for line in lines if line.startswith(f"{way} ")] == ["nothing", "decode", "prefill"]
+        assert [line.split()[1] for line in lines if line.startswith(f"{way}  ")] == ["nothing", "decode", "prefill"]
     for shown in (lines, more):
         assert sum("whose ceiling lay up to" in line for line in shown) == 1
     assert sum(line.startswith("Cost against each shape's best") for line in more) == 1

@@ -22,7 +22,7 @@ from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.sweep.installed import of_engine
 from kvbench.tune.situations import Advice, Question, advise
-from kvbench.tune.table import HEADER, lines_of, place_of, rows_of, use_of
+from kvbench.tune.table import HEADER, OTHERS, head_of, lines_of, others_of, place_of, rows_of, use_of
 from kvbench.tune.text import answer_lines, state_table
 
 _MOST: Final = 64
@@ -49,17 +49,17 @@ def _part(views: Sequence[View], advice: Advice) -> Part:
         f"{way}: " + "; ".join(f"{place_of(answer)}: {use_of(answer)}" for answer in answers)
         for way, answers in by_direction.items()
     ]
-    whole = _table("What to use", HEADER, rows, [*lines_of(advice)], views, "")
-    tables = [whole]
+    tables = [_table("What to use", HEADER, rows, [*filter(None, [head_of(advice)])], views, "")]
     if advice.rule:
         states = state_table(advice.rule, advice.runs)
         lines = answer_lines(advice.rule, advice.runs)
         tables.append(_table("Swaps alone, by stream state", states.header, states.rows, lines, views, states.caption))
-    if len(advice.sizes_beside) > 1:
-        header, body = ("Block size", *HEADER), []
-        for size in advice.sizes_beside:
-            body += [[bytes_size(size), *row] for row in rows_of(advice.of_size(size))]
-        tables.append(_table("By block size", header, body, [], views, ""))
+    header, body = ("Block size", *HEADER), []
+    for size in advice.sizes_beside or [advice.question.block_bytes]:
+        body += [[bytes_size(size), *row] for row in rows_of(advice.of_size(size))]
+    tables.append(_table("By block size", header, body, [*lines_of(advice)], views, ""))
+    if others := others_of(advice):
+        tables.append(_table("Beside steps, what else there is", OTHERS, others, [], views, ""))
     return Part(tables=tables, short=short)
 
 

@@ -216,7 +216,7 @@ def test_with_few_visits_no_table_marks_a_winner(few_visits: Report) -> None:
 
 
 def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(runs: list[Run]) -> None:
-    _, by_state = part_of(report_of(runs[:1]), "answer").tables
+    _, by_state, *_ = part_of(report_of(runs[:1]), "answer").tables
     for lines in (lines_of(by_state.notes), output("show", runs[0].path).splitlines()):
         text = " ".join(" ".join(lines).split())
         assert "43 of 43 shapes undecided, each taken alone (fewer than 6 visits decide nothing)" in text

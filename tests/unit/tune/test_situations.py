@@ -21,6 +21,7 @@ from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Run, Visit, load_run
 from kvbench.tune.situations import Advice, Answer, Question
+from kvbench.tune.table import others_of, rows_of
 from tests import synthetic
 from tests.answers import advice_of
 from tests.command import output
@@ -121,7 +122,9 @@ def test_of_what_costs_the_same_the_fastest_is_taken(tmp_path: Path) -> None:
     assert made.use is not None
     assert str(made.use.choice) == "sm sms=3"
     assert [str(choice) for choice in made.not_told_apart] == ["sm sms=2"]
-    assert "Not told apart from the choice: d2h beside decode: sm (2 SMs)" in output("show", run.path)
+    (others,) = others_of(advice_of([run]))
+    fastest = "sm (3 SMs), 31 GB/s, 1.05x, 2.16 ms", "sm (4 SMs), 43 GB/s, 2.10x, 1.56 ms"
+    assert others == ["d2h", "decode", "2.16 ms", *fastest, "sm (2 SMs)"]
 
 
 def test_what_needs_another_layout_competes_with_nothing_and_is_named(tmp_path: Path) -> None:
@@ -135,8 +138,8 @@ def test_what_needs_another_layout_competes_with_nothing_and_is_named(tmp_path: 
     assert made.use is not None
     assert str(made.use.choice) == "sm sms=2"
     text = " ".join(output("show", run.path).split())
-    assert "d2h beside decode: merged in runs-16, 30 GB/s, 1.05x, 1.59 + 3.00 ms/GB" in text
-    assert "d2h beside decode: staged (2 SMs) in runs-256 on the host, 36 GB/s, 1.00x, 0.03 + 0.10 ms/GB" in text
+    assert "d2h beside decode in other layouts: staged (2 SMs) in runs-256 on the host, 36 GB/s, 1.00x, " in text
+    assert "0.03 + 0.10 ms/GB; merged in runs-16, 30 GB/s, 1.05x, 1.59 + 3.00 ms/GB" in text
     assert "staged (4 SMs)" not in text
 
 
@@ -187,10 +190,7 @@ def test_a_situation_is_answered_by_its_own_run_alone(tmp_path: Path) -> None:
     advice = advice_of([run])
     assert answer(advice, Situation.ALONE).none == "not measured: kvbench sweep engine"
     assert answer(advice, PREFILL).none == "not measured: kvbench sweep beside"
-    rows = output("show", run.path).splitlines()
-    assert [line.split()[:2] for line in rows if line.startswith("d2h")] == [
-        ["d2h", "nothing"], ["d2h", "decode"], ["d2h", "prefill"],
-    ]  # fmt: skip
+    assert [row[:2] for row in rows_of(advice)] == [["d2h", "nothing"], ["d2h", "decode"], ["d2h", "prefill"]]
     of_prefill = advice_of([stores(tmp_path / "prefill", Neighbour.PREFILL)])
     assert answer(of_prefill, PREFILL).use is not None
     assert answer(of_prefill, DECODE).use is None
