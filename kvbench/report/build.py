@@ -112,14 +112,14 @@ SECTIONS: Final = (
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
     Section("limits", "Address translation: scattered small blocks a second", limits.make, of_all=True, leads=True),
     Section("runs", "Adjacent blocks: GB/s against their number", _contrast(placement.RUNS)),
-    Section("fragments", "Fragments: GB/s against their size", _contrast(placement.FRAGMENTS), leads=True),
+    Section("fragments", "Fragments: GB/s against their size", _contrast(placement.FRAGMENTS)),
     Section("gather", "Gathers: rows by ids on the GPU, in a CUDA graph", _contrast(gathers.GATHERS)),
     Section("registrations", "Registrations: us a descriptor by their number", _contrast(placement.REGISTRATIONS)),
     Section("trace", "Replay: the swaps of a trace", replay.make, of_all=True),
     Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(streams.CALL)),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make),
-    Section("devices", "Devices: swaps on all of them at once", placement.make_devices, True, leads=True),
+    Section("devices", "Devices: swaps on all of them at once", placement.make_devices, True),
 )
 COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True, leads=True)
 # What a report shows of a run that fills no section.
@@ -271,7 +271,7 @@ def _hosts(views: Sequence[View]) -> list[Text]:
         return []
     usual = max(hosts, key=lambda host: len(hosts[host]))
     others = ", ".join(view.label for host, of_host in hosts.items() if host != usual for view in of_host)
-    return [f"Host: {usual}" + (f" (another: {others})" if others else "")]
+    return [f"Host: {usual}" + (f" (not {others})" if others else "")]
 
 
 def _steadiness(views: Sequence[View]) -> list[Text]:
@@ -308,7 +308,7 @@ def _visits_text(outcomes: Sequence[Outcome]) -> str:
     apart = sum(outcome.spread.within_visits <= WIDE.fraction for outcome in wide)
     if not apart:
         return ""
-    return f"Wide intervals, {count(len(wide))}: in {count(apart)} visits differ while their samples agree"
+    return f"{count(apart)} of {noun(len(wide), 'wide interval')}: visits differ, samples agree"
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:

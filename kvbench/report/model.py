@@ -212,7 +212,7 @@ class Chapter:
         others = ", ".join(view.label for view in self.others)
         if self.section.config:
             others = f"{len(self.others)} other {'run' if len(self.others) == 1 else 'runs'}"
-        return f"From run {self.view.label}. Also measured in {others}."
+        return f"Run {self.view.label}; also measured in {others}."
 
     @property
     def details(self) -> Sequence[DataTable]:

@@ -92,7 +92,7 @@ _WORDS: Final = {
     TRITON: "kvbench's Triton kernel, not an engine's",
     PRIMED: "batched after a short kernel, so that the driver does not copy on the CPU",
     MERGED: "batched, adjacent copies made one",
-    STAGED: "gathered on the GPU, then large copies; loads in reverse",
+    STAGED: "gathered on the GPU, then large copies",
 }
 UNEVEN: Final = "‡"
 _UNEVEN_NOTE: Final = f"{UNEVEN} the mean of a chain is more than {CHAIN.fraction:.0%} off what one more swap adds"

@@ -53,9 +53,9 @@ from kvbench.text import ends
 RATES: Final = (10, 20, 40)
 # Findings do not tell smaller slowdowns apart.
 _LEAST: Final = 0.01
-_DRAWN: Final = "GB/s: bytes over the whole time, host clock. Takes: mean time of an iteration beside swaps over alone"
-_CLOCK: Final = f"{_DRAWN}; p90: by 90th percentiles. Lost, thread [95%]: ms a GB, of the step, of the calling thread"
-_READBACK: Final = "Readback: us from the end of a decode step's computation until its tokens are on the host, p90"
+_DRAWN: Final = "GB/s: whole time, host clock. Takes: mean over alone"
+_CLOCK: Final = f"{_DRAWN}; p90: by percentiles. Lost, thread [95%]: ms a GB"
+_READBACK: Final = "Readback: us until a step's tokens arrive, p90"
 _DETAILS: Final = f"{_CLOCK}. Alone → beside: us by CUDA events, of a swap by the host clock"
 _WORK: Final = {"decode": "A decode step", "prefill": "A prefill layer", "idle": "A GPU thread that only waits"}
 # The steps of the first table and of the picture.
@@ -288,7 +288,7 @@ def _table(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> 
         by_step = {one.step: one for one in same}
         line: list[Text] = [first.cell.direction.value, first.method, first.sms, *([first.pace] if paced else [])]
         body.append([*line, *(text for step in steps for text in _costs(by_step.get(step), step))])
-    title = f"Beside a step: swaps of blocks of {bytes_size(order[0].cell.block_bytes)}, and what each GB costs in ms"
+    title = f"Beside a step: swaps of {bytes_size(order[0].cell.block_bytes)} blocks, and what a GB costs"
     clock = (_CLOCK, _READBACK) if Neighbour.DECODE in steps else _CLOCK
     return measured_table(view, [one.outcome for one in slowed], clock, title, header, body, left=2)
 
@@ -382,13 +382,11 @@ def _least_cost(direction: str, points: Sequence[Slowed]) -> tuple[str, str]:
     others = [_slowdowns(point) for point in fast if point is not best]
     compared = [compare_visits(_slowdowns(best), other, IN_TURN) for other in others]
     unclear = sum(one.verdict is not Verdict.SLOWER for one in compared)
-    rivals = f"; no clear difference from {noun(unclear, 'other')}" if unclear else ""
-    slowdown = best.slowdown[0]
-    at_least = "at least " if slowdown >= 1 + _LEAST else ""
-    size = "" if best.cell.block_bytes == _USUAL_BYTES else f", {swap_text(best.cell)},"
-    swaps = f"{direction}: {best.label}{size} at {two_digits(best.gbps)} GB/s{rivals}"
+    rivals = f", {unclear} alike" if unclear else ""
+    size = "" if best.cell.block_bytes == _USUAL_BYTES else f", {swap_text(best.cell)}"
+    swaps = f"{direction}: {best.label}{size}{rivals}"
     rate = f" at {reached} GB/s or more" if reached else ""
-    return rate, f"{at_least}{_longer(slowdown)} ({swaps})"
+    return rate, f"{_longer(best.slowdown[0])} ({swaps})"
 
 
 def _slowdowns(point: Slowed) -> Visits:
@@ -415,7 +413,7 @@ def _chart(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> 
     plot = LinePlot(
         PlotAxis("GB/s of the swaps"), PlotAxis("a step takes", zero=False, ratios=True), panels, in_a_row=2
     )
-    text = chart_text(view, "Beside a step: how long it takes against the GB/s of the swaps", f"{_DRAWN}. Band: 95%")
+    text = chart_text(view, "Beside a step: its time against GB/s of the swaps", f"{_DRAWN}. Band: 95%")
     return Chart(f"beside-{view.label}", text, plot)
 
 

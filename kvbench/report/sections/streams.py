@@ -75,7 +75,7 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
         middle = median(half for half, _ in halves)
         swap = f"{cell.direction} {swap_text(cell)}"
         seen = [f"Resolution, half an interval: {middle:.1%} in the median, {worst:.1%} at worst ({swap})"]
-    return [*seen, "ANY on d2h can read the source before earlier work on the stream wrote it"]
+    return [*seen, "ANY on d2h may read before earlier work wrote"]
 
 
 def _order_effect(side: ContrastSide) -> Sequence[Text]:

@@ -353,7 +353,7 @@ def test_the_first_page_names_the_host_and_says_which_runs_are_of_another(tmp_pa
         for name, cpus in (("one", 16), ("two", 16), ("other", 32))
     ]
     head = " ".join(lines_of(report_of(runs).headline))
-    assert "Host: Xeon, 16 CPUs, virtual machine, 2 NUMA nodes, GPU near 1, CUDA 13.0 (another: other)" in head
+    assert "Host: Xeon, 16 CPUs, virtual machine, 2 NUMA nodes, GPU near 1, CUDA 13.0 (not other)" in head
     assert "Host" not in " ".join(lines_of(report_of([made_run(tmp_path, visits, name="old")]).headline))
 
 
@@ -390,5 +390,5 @@ def test_the_first_page_says_how_many_wide_intervals_are_of_visits_that_differ(t
         for cell in cells
         for number in range(6)
     ]
-    lines = [line for line in lines_of(report_of([made_run(tmp_path, visits)]).headline) if "Wide" in line]
-    assert lines == ([] if noise else ["Wide intervals, 2: in 2 visits differ while their samples agree"])
+    lines = [line for line in lines_of(report_of([made_run(tmp_path, visits)]).headline) if "wide" in line]
+    assert lines == ([] if noise else ["2 of 2 wide intervals: visits differ, samples agree"])

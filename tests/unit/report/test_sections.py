@@ -362,7 +362,7 @@ CASES = (
         "beside",
         LADDER,
         ["sm (2 SMs)", "4 096 x 16 KiB", "50.0", "41.0", "1.20x", *["200 → 224"] * 2, "200 → 1000", "1000", "4.07"],
-        "A prefill layer beside swaps at 40 GB/s or more takes at least 20% longer (d2h: sm (2 SMs) at 41 GB/s).",
+        "A prefill layer beside swaps at 40 GB/s or more takes 20% longer (d2h: sm (2 SMs)).",
         bold=["sm (2 SMs)"],
         title="prefill, d2h: 200 us per iteration",
     ),
