@@ -227,8 +227,9 @@ def few_visits_note(outcomes: Iterable[Outcome]) -> list[Text]:
 def chance_note(comparisons: int) -> list[Text]:
     """Say how many differences chance alone may show among comparisons of equal things."""
     wrong = noun(by_chance(comparisons), "difference")
-    note = f"Of {count(comparisons)} comparisons of equal things, chance alone shows fewer than {wrong}"
-    return [f"{note}: hardly any where visits are independent"] if comparisons > 1 else []
+    note = f"Of {count(comparisons)} comparisons of equal things in one run, chance alone shows fewer than {wrong}"
+    starts = "hardly any where visits are independent; what differs from start to start is not chance"
+    return [f"{note}: {starts}"] if comparisons > 1 else []
 
 
 def label_of(outcomes: Sequence[Outcome]) -> str:

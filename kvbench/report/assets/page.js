@@ -5,7 +5,7 @@ const UNITS = { B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30 };
 
 // A number that a cell begins with, in bytes if it is a size; null where it is text.
 function numberOf(text) {
-  const match = /^[≈×~\s]*(-?\d+(?:\.\d+)?)\s*([KMG]?i?B\b)?/.exec(text.replace(/(\d)\u00a0(?=\d{3})/g, "$1").replace(NO_BREAK, " "));
+  const match = /^[=?×~\s]*([+-]?\d+(?:\.\d+)?)\s*([KMG]?i?B\b)?/.exec(text.replace(/(\d)\u00a0(?=\d{3})/g, "$1").replace(NO_BREAK, " "));
   return match ? Number(match[1]) * (UNITS[match[2]] ?? 1) : null;
 }
 

@@ -4,14 +4,18 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from importlib import resources
 from pathlib import Path
 
 import pytest
 
+from kvbench.analysis.compare import Verdict
 from kvbench.report.build import report_files, report_of
 from kvbench.report.drawing import draw
 from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
+from kvbench.report.numbers import TIMES
 from kvbench.report.page import html_page
+from kvbench.report.tables import SIGNS
 from kvbench.results import Run, load_run
 from tests import synthetic
 from tests.reports import HOSTILE, hostile_run, made_run, page_of
@@ -140,3 +144,13 @@ def test_every_cell_is_in_the_look_up(tmp_path: Path) -> None:
         assert row[6] == ""
     triton = next(row for row in rows if row[1] == "triton")
     assert "sms=12" in triton[11].split()
+
+
+@pytest.mark.parametrize("sign", ["", *SIGNS.values(), TIMES, f"{SIGNS[Verdict.UNDECIDED]}{TIMES}"])
+def test_the_page_sorts_by_the_number_of_a_cell_whatever_sign_stands_before_it(sign: str) -> None:
+    script = (resources.files("kvbench.report") / "assets" / "page.js").read_text()
+    (pattern,) = re.findall(r"= /(\^.*)/\.exec", script)
+    for text, number in ((f"{sign}6.32 (2.61 to 8.60)", "6.32"), (f"{sign}-0.1% (-0.4 to +0.2)", "-0.1")):
+        match = re.match(pattern, text)
+        assert match
+        assert match[1] == number
