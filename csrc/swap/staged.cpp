@@ -72,14 +72,13 @@ class StagedCopier final : public ListCopier {
     const std::size_t table_bytes = BlockListing(list, kernels_.piece_bytes(), direction_).table_bytes();
     ListSlot& slot = slots_->take(table_bytes + page_ends_.size() * sizeof(Row));
     written_ = 0;
-    copied_ = nullptr;
     count_ = list.size();
     calls_ = 0;
     ring.begin(stream);
     try {
       std::size_t begin = 0;
       for (const std::size_t end : page_ends_) {
-        submit_page(list, begin, end, ring, slot);
+        submit_page(list, begin, end, ring, slot, stream);
         begin = end;
       }
     } catch (...) {
@@ -109,9 +108,9 @@ class StagedCopier final : public ListCopier {
   }
 
   /// Submits the page of the entries from `begin` to `end`, which lie one behind the other there.
-  void submit_page(const Descriptors& list, std::size_t begin, std::size_t end, StagingRing& ring, ListSlot& slot) {
+  void submit_page(const Descriptors& list, std::size_t begin, std::size_t end, StagingRing& ring, ListSlot& slot,
+                   Stream stream) {
     StagingRing::Page& page = ring.next_page();
-    const Stream copies = ring.copies();
     const auto host = host_of(list).subspan(begin, end - begin), device = device_of(list).subspan(begin, end - begin);
     const auto bytes = list.bytes.subspan(begin, end - begin);
     staged_.resize(bytes.size());
@@ -122,17 +121,15 @@ class StagedCopier final : public ListCopier {
               : run_kernel({staged_, device, bytes, list.sizes}, ring, slot);
     };
     const auto copy = [&] {
-      if (copied_) copied_->hold(copies);
-      gathers ? copy_runs({staged_, host, bytes, {}, false, list.route}, begin, copies)
-              : copy_runs({host, staged_, bytes, {}, false, list.route}, begin, copies);
-      copied_ = gathers ? &page.empty : &page.full;
+      gathers ? copy_runs({staged_, host, bytes, {}, false, list.route}, begin, stream)
+              : copy_runs({host, staged_, bytes, {}, false, list.route}, begin, stream);
     };
-    page.empty.hold(gathers ? ring.kernels() : copies);
+    page.empty.hold(gathers ? ring.kernels() : stream);
     gathers ? launch() : copy();
-    page.full.record(gathers ? ring.kernels() : copies);
-    page.full.hold(gathers ? copies : ring.kernels());
+    page.full.record(gathers ? ring.kernels() : stream);
+    page.full.hold(gathers ? stream : ring.kernels());
     gathers ? copy() : launch();
-    page.empty.record(gathers ? copies : ring.kernels());
+    page.empty.record(gathers ? stream : ring.kernels());
   }
 
   /// One launch between blocks and a page, whose list is written behind those before it in the slot.
@@ -172,9 +169,8 @@ class StagedCopier final : public ListCopier {
   HostOrder order_;
   bool ordered_ = false;  ///< whether the last list was sorted
   std::vector<std::size_t> page_ends_;
-  const OwnedEvent* copied_ = nullptr;  ///< marks the copies of the page before
-  std::size_t written_ = 0;             ///< bytes of the slot that hold lists of pages
-  std::vector<Address> staged_;         ///< where each block of a page lies there
+  std::size_t written_ = 0;      ///< bytes of the slot that hold lists of pages
+  std::vector<Address> staged_;  ///< where each block of a page lies there
   DescriptorList runs_;
   std::vector<std::size_t> run_firsts_;  ///< the first entry of each in its page
   std::size_t calls_ = 0;
@@ -220,10 +216,8 @@ class StagedSwap final : public Swap {
 StagingRing::StagingRing(const std::shared_ptr<Driver>& driver)
     : buffer_(driver, MemoryKind::device, kPages * kStagedPageBytes),
       kernels_(driver, Priority::high),
-      copies_(driver),
       begin_(driver, EventKind::mark),
       kernels_end_(driver, EventKind::mark),
-      copies_end_(driver, EventKind::mark),
       end_(driver, EventKind::mark) {
   Address address = buffer_.address();
   for (auto& page : pages_) {
@@ -236,15 +230,12 @@ void StagingRing::begin(Stream stream) {
   begin_.record(stream);
   begin_.hold(kernels());
   stream_ = stream;
-  own_turn_ = true;  // the first page's are on that of the list
-  open_ = true;      // until it has ended: if that fails, nothing is known of what is in flight
+  open_ = true;  // until it has ended: if that fails, nothing is known of what is in flight
 }
 
 void StagingRing::end() {
   kernels_end_.record(kernels());
   kernels_end_.hold(stream_);
-  copies_end_.record(copies_.handle());
-  copies_end_.hold(stream_);
   end_.record(stream_);
   open_ = false;
 }

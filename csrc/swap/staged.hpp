@@ -38,30 +38,23 @@ class StagingRing {
 
   /// Whether a list on `stream` can go through it.
   [[nodiscard]] bool serves(Stream stream) const { return !open_ && (stream == stream_ || end_.completed()); }
-  /// Begins a list on `stream`: its kernels and copies follow the earlier work there. Until the list has ended, no
-  /// other one begins.
+  /// Begins a list on `stream`: kernels follow the earlier work there. Until the list has ended, no other one begins.
   void begin(Stream stream);
-  /// Ends it: later work on its stream follows all of it.
+  /// Ends it: later work on its stream follows the kernels.
   void end();
-  Page& next_page() {
-    own_turn_ = !own_turn_;
-    return *pages_[next_++ % pages_.size()];
-  }
+  Page& next_page() { return *pages_[next_++ % pages_.size()]; }
   [[nodiscard]] Stream kernels() const { return kernels_.handle(); }
-  /// The stream for the copies of the page that next_page() returned last: the list's and one of the ring in turn. A
-  /// copy engine leaves a stream alone that has to wait, so that small copies of others, such as the tokens of a step,
-  /// pass between two pages and not behind the whole list.
-  [[nodiscard]] Stream copies() const { return own_turn_ ? copies_.handle() : stream_; }
 
  private:
   static constexpr std::size_t kPages = 4;
 
   Buffer buffer_;
-  OwnedStream kernels_, copies_;
+  OwnedStream kernels_;
   std::array<std::unique_ptr<Page>, kPages> pages_;
   std::size_t next_ = 0;
-  bool own_turn_ = false;  ///< whether the last page's copies are on the ring's stream
-  OwnedEvent begin_, kernels_end_, copies_end_, end_;
+  OwnedEvent begin_;
+  OwnedEvent kernels_end_;
+  OwnedEvent end_;
   Stream stream_ = 0;
   bool open_ = false;
 };
