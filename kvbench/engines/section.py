@@ -9,6 +9,7 @@ from kvbench.analysis.margins import BETWEEN_RUNS, IN_TURN
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import SwapShape
+from kvbench.cells.facts import BATCHED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
@@ -33,22 +34,31 @@ _INCLUDES: Final = (
 def make(view: View) -> PartOrReason:
     if isinstance(reason := _shapes(view), str):
         return reason
-    runs = [(run, shapes) for run in view.of_machine if not isinstance(shapes := _shapes(run), str)]
-    tables = [
-        _table(run, f"{run.label}: " if len(runs) > 1 else "", engine, measured)
-        for run, shapes in runs
-        for engine in engines().values()
-        if _fullest(runs, engine) is run
-        if not engine.pages or str(workload_axes([run.run])["host_pattern"]).startswith("page-first")
-        for group in grouped(shapes, lambda one: one.shape.kind).values()
-        if (measured := [one for one in group if one.best_of(*engine.backends)])
-    ]
+    found = [(run, _shapes(run)) for run in view.of_machine]
+    runs = [(run, shapes) for run, shapes in found if not isinstance(shapes, str)]
+    tables: list[DataTable] = []
+    for run, shapes in runs:
+        before = f"{run.label}: " if len(runs) > 1 else ""
+        for engine in engines().values():
+            if _fullest(runs, engine) is run and _fits(run, engine):
+                tables += [_table(run, before, engine, of_kind) for of_kind in _by_kind(shapes, engine)]
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
-    every = [one for _, shapes in runs for one in shapes]
-    findings = [text for engine in engines().values() if (text := _same_api(engine, every))]
-    findings += [text for one in every if (text := _published(one))]
-    return lambda: Part(findings, tables=tables)
+    every = [measured for _, shapes in runs for measured in shapes]
+    findings = [_same_api(engine, every) for engine in engines().values()]
+    findings += map(_published, every)
+    return lambda: Part([*filter(None, findings)], tables=tables)
+
+
+def _fits(view: View, engine: Engine) -> bool:
+    """Whether a run has the layout that an engine's code copies: pages on the host, for some."""
+    return not engine.pages or str(workload_axes([view.run])["host_pattern"]).startswith("page-first")
+
+
+def _by_kind(shapes: Sequence[Measured], engine: Engine) -> list[list[Measured]]:
+    """The shapes that an engine's code was measured at, by direction and stream state."""
+    of_engine = [measured for measured in shapes if measured.best_of(*engine.backends)]
+    return [*grouped(of_engine, lambda measured: measured.shape.kind).values()]
 
 
 def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
@@ -113,11 +123,12 @@ def _published(measured: Measured) -> str:
 
 
 def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:
-    pairs = [
-        (compare_visits(one.visits_of(batched), one.visits_of(call), BETWEEN_RUNS), one, batched, call)
-        for one in shapes
-        if (batched := one.best_of("batched")) and (call := one.best_of(engine.same_as))
-    ]
+    pairs = []
+    for measured in shapes:
+        batched, call = measured.best_of(BATCHED), measured.best_of(engine.same_as)
+        if batched and call:
+            compared = compare_visits(measured.visits_of(batched), measured.visits_of(call), BETWEEN_RUNS)
+            pairs.append((compared, measured, batched, call))
     decided = [pair for pair in pairs if pair[0].verdict is not Verdict.UNDECIDED]
     if not decided:
         return ""

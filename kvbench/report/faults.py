@@ -49,7 +49,8 @@ def faults_of(run: Run) -> list[str]:
 def _gpu_errors(looks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return in one line which errors the GPU reported between the first observation and the last."""
     before, after = (_error_counts(look) for look in (looks[0], looks[-1])) if looks else ({}, {})
-    errors = [f"{more} {name}" for name in after if (more := after[name] - before.get(name, after[name])) > 0]
+    more = {name: number - before.get(name, number) for name, number in after.items()}
+    errors = [f"{number} {name}" for name, number in more.items() if number > 0]
     lists = (look.get("xids") for look in looks)
     xids = dict.fromkeys(str(xid) for values in lists if isinstance(values, list) for xid in values)
     errors += [f"Xid {', '.join(xids)}"] if xids else []

@@ -178,7 +178,8 @@ def fastest_marked(
 
     Where a cell has too few visits to tell, nothing is marked; `few_visits_note` says so.
     """
-    visits: dict[str, Visits] = {name: times for name in backends if name in arms and (times := arms[name].times())}
+    timed: dict[str, Visits] = {name: arms[name].times() for name in backends if name in arms}
+    visits = {name: times for name, times in timed.items() if times}
     decidable = len(visits) > 1 and min(map(len, visits.values())) >= MIN_PAIRS
     fastest = leaders(visits, IN_TURN) if decidable else {}
     texts = {name: format_cell(arms.get(name), show) for name in backends}

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from statistics import median, multimode
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -36,7 +36,7 @@ QUEUE: Final = axes_of(Role.QUEUE)
 SIDE_AXES: Final = axes_of(Role.SIDE)
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
 LATER: Final = {name: str(AXES[name].show(AXES[name].unused)) for name in SIDE_AXES if AXES[name].later}
-_USUAL: Final = {name: usual for name in SIDE_AXES if (usual := AXES[name].usual) is not None}
+_USUAL: Final = {name: AXES[name].usual for name in SIDE_AXES if AXES[name].usual is not None}
 _HOT: Final = {"pool": "dense", "reuse": Reuse.SAME.value}
 _PREFERRED: Final = LATER | _USUAL | {"order": "stream"}
 # What an engine's swap has on the axes: captions name what differs.
@@ -299,7 +299,8 @@ def views_of(runs: Sequence[Run]) -> list[View]:
         card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if drivers.total() > 1 else ""
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {Path(run.path).absolute().name}").strip("-") or "run"
         taken = {view.label for view in views}
-        label = next(label for number in count(1) if (label := f"{name}-{number}" if number > 1 else name) not in taken)
+        labels = chain([name], (f"{name}-{number}" for number in count(2)))
+        label = next(label for label in labels if label not in taken)
         views.append(View(run, label, tuple(views), card=card))
     return views
 

@@ -69,7 +69,7 @@ def _findings(curves: Sequence[Curve]) -> list[Text]:
     """Say where most curves jump and how high, what the number of blocks changes, and what the calls hold up."""
     backend, direction, state = curves[0].series
     who = f"{backend} {direction} on {a_stream(state)}"
-    cliffs = [(curve, cliff) for curve in curves if (cliff := curve.cliff)]
+    cliffs = [(curve, curve.cliff) for curve in curves if curve.cliff]
     jumps = grouped(cliffs, lambda jump: (jump[1].below_bytes, jump[1].above_bytes, jump[1].rises))
     (below, above, rises), same = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, True), []))
     if len(same) * 2 <= len(curves) or not rises:

@@ -130,8 +130,8 @@ def _cell_table(runs: Pair, pairs: Sequence[CellPair], origin: tuple[Span, ...])
 
 def _row(pair: CellPair, varying: Iterable[str]) -> list[str]:
     cell = pair.cell
-    sides = [f"{axis} {text}" for axis in varying if (text := cell.text(axis)) is not None]
-    beside = [text for axis in _BESIDE if (text := axis_text(cell, axis))]
+    sides = [f"{axis} {cell.text(axis)}" for axis in varying if cell.text(axis) is not None]
+    beside = filter(None, (axis_text(cell, axis) for axis in _BESIDE))
     times = [figure(outcome.us()) for outcome in (pair.base, pair.other)]
     shape = (cell.direction.value, cell.stream_state.value, count(cell.blocks), bytes_size(cell.block_bytes))
     return [cell.backend, *shape, ", ".join([*sides, *beside]), *times, *_judged(pair.compared)]

@@ -150,8 +150,10 @@ class Contrast:
 
 def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     """The part of a run in a section of one or more contrasts, or what the run lacks for it."""
-    selected = [(contrast, pinned) for contrast in contrasts if (pinned := contrast.select(view))]
-    sides = [side for contrast, pinned in selected for side in sides_of(contrast, view, pinned)]
+    sides: list[ContrastSide] = []
+    for contrast in contrasts:
+        pinned = contrast.select(view)
+        sides += sides_of(contrast, view, pinned) if pinned else []
     if not sides:
         return contrasts[0].needed
     findings = [finding for side in sides for finding in side.contrast.find(side)]

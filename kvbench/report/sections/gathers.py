@@ -72,8 +72,8 @@ def _enough(line: Line) -> int | None:
 
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:
-    enough = [grid for line in side.lines if (grid := _enough(line))]
-    fits = [fitted for fitted in (_fit_of(side, arm) for arm in side.arms) if fitted]
+    enough = [*filter(None, map(_enough, side.lines))]
+    fits = [*filter(None, (_fit_of(side, arm) for arm in side.arms))]
     if fits and len(enough) == len(side.lines):
         start_us, rate = max(fits, key=lambda fitted: fitted[1])
         yield (

@@ -74,7 +74,8 @@ class Load:
     @cached_property
     def hidden(self) -> tuple[float, float, float]:
         """The share of the loads that the step hides, median of the visits, and its 95% interval; NaN without one."""
-        shares = [share for turns in self.outcome.beside.values() if (share := hidden_share(turns)) is not None]
+        known = map(hidden_share, self.outcome.beside.values())
+        shares = [share for share in known if share is not None]
         if not shares:
             return math.nan, math.nan, math.nan
         low, high = median_interval(shares)

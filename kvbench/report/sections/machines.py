@@ -87,7 +87,7 @@ def _cliff(runs: Sequence[View]) -> str:
     """The two sizes, the closest of any run, between which batched h2d copies on an idle stream jump."""
     curves = [curve for view in runs for curve in curves_of(pin(view.outcomes, shown=()))]
     same = [curve for curve in curves if curve.series == (BATCHED, "h2d", "idle")]
-    cliffs = [cliff for curve in same if (cliff := curve.cliff)]
+    cliffs = [curve.cliff for curve in same if curve.cliff]
     if not cliffs:
         return "none" if same else ABSENT
     at = min(cliffs, key=lambda cliff: cliff.above_bytes / cliff.below_bytes)

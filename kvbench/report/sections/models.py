@@ -116,7 +116,8 @@ def _shape(swap: ModelSwap) -> Shape:
 
 
 def _finding(side: ModelSide, state: str) -> str:
-    compared = {_name(swap): speed_up for swap in side.swaps if (speed_up := side.speed_up(swap, state))}
+    every = {_name(swap): side.speed_up(swap, state) for swap in side.swaps}
+    compared = {name: speed_up for name, speed_up in every.items() if speed_up}
     ordered = sorted((speed_up.ratio, name) for name, speed_up in compared.items() if speed_up.told_apart)
     if not ordered:
         return ""
@@ -188,7 +189,8 @@ def _all(side: ModelSide, state: str) -> DataTable:
     cells, body = side.measured(state), []
     backends = sorted(set(cells["backend"]))
     for swap in side.swaps:
-        arms = {backend: outcome for backend in backends if (outcome := side.outcome(swap, backend, state))}
+        known = {backend: side.outcome(swap, backend, state) for backend in backends}
+        arms = {backend: outcome for backend, outcome in known.items() if outcome}
         body.append(
             [
                 _name(swap),

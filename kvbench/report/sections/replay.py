@@ -14,7 +14,7 @@ from kvbench.cells.units import gigabytes_per_second, two_digits
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, measured_table, method_of
-from kvbench.report.view import DIRECTIONS, View
+from kvbench.report.view import DIRECTIONS, View, grouped
 from kvbench.results import Visit
 from kvbench.results.outcomes import Outcome, by_cell
 from kvbench.sweep.installed import of_engine
@@ -55,9 +55,10 @@ def _replays(outcome: Outcome) -> bool:
 
 def _part(view: View) -> Part:
     replays = _replays_of(view)
-    sides = {way: [replay for replay in replays if replay.outcome.cell.direction == way] for way in DIRECTIONS}
-    findings = [text for way, side in sides.items() if side and (text := _finding(view, way, side))]
-    return Part(findings, tables=[_table(view, way, side) for way, side in sides.items() if side])
+    by_direction = grouped(replays, lambda replay: replay.outcome.cell.direction.value)
+    sides = [(direction, by_direction[direction]) for direction in DIRECTIONS if direction in by_direction]
+    findings = [*filter(None, (_finding(view, *side) for side in sides))]
+    return Part(findings, tables=[_table(view, *side) for side in sides])
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:

@@ -88,7 +88,7 @@ class Ladders(NamedTuple):
 
 def make(view: View) -> PartOrReason:
     """Make the section of the run with most ladders, of many blocks if any; a decode step may be of another run."""
-    found = [ladders for run in view.of_machine if (ladders := _ladders(run))]
+    found = [*filter(None, map(_ladders, view.of_machine))]
     if not found:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
     many = [ladders for ladders in found if ladders.cells["blocks"].min() >= _MANY_BLOCKS]

@@ -213,7 +213,8 @@ def _knee_effect(side: ContrastSide) -> Iterable[Text]:
     for arm in side.arms:
         cell = _cells_of(side, arm)[0].cell
         arms.setdefault((cell.backend, cell.streams), arm)
-    filled = {queue: full for queue, arm in arms.items() if (full := _full(side, arm))}
+    bounds = {queue: _full(side, arm) for queue, arm in arms.items()}
+    filled = {queue: full for queue, full in bounds.items() if full}
     for (name, streams), full in filled.items():
         yield f"{name}, {noun(streams, 'stream')}, {side.cell.direction}: the driver's queue is full between {full}."
     if knees and not any(knees.values()) and not filled:
