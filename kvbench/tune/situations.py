@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any, Final
 
-from kvbench.analysis.compare import Verdict, difference_of
+from kvbench.analysis.compare import Difference, Verdict, difference_of
 from kvbench.analysis.margins import LOST
 from kvbench.cells.axes import Direction, Neighbour, Situation, StreamState
 from kvbench.cells.cell import Cell, SwapKind
@@ -409,8 +409,20 @@ class _Choosing:
 
     @cached_property
     def use(self) -> Method | None:
-        """The fastest of those that cost the same."""
-        return max(self.alike, key=lambda method: method.gbps, default=None)
+        """The fastest of those of `alike` that the visits do not tell apart from the one that takes the least."""
+        if not self.alike:
+            return None
+        least = self._allowed[0]
+        tied = [method for method in self.alike if method == least or self._difference(least, method).low <= 0]
+        return max(tied, key=lambda method: method.gbps)
+
+    def _difference(self, base: Method, other: Method) -> Difference:
+        """By how much another method takes more for each GB, by the rounds that measured both."""
+        counts = self.question.thread_counts
+        first, second = self.arms[base.choice], self.arms[other.choice]
+        return difference_of(
+            first.figures(thread_counts=counts), second.figures(thread_counts=counts), first.starts, LOST
+        )
 
     @property
     def none(self) -> str:
@@ -428,15 +440,10 @@ class _Choosing:
         """The methods that may take less than the choice, by more than the margin, in another run."""
         if self.use is None:
             return []
-        own, counts = self.arms[self.use.choice], self.question.thread_counts
         others = []
         for method in self._allowed:
-            if method.choice != own.choice:
-                arm = self.arms[method.choice]
-                compared = difference_of(
-                    own.figures(thread_counts=counts), arm.figures(thread_counts=counts), own.starts, LOST
-                )
-                allowed = LOST.allowed(self._cost(self.use), self._cost(method))
-                if compared.verdict is not Verdict.SLOWER and compared.low < -allowed:
-                    others.append(method.choice)
+            compared = self._difference(self.use, method)
+            allowed = LOST.allowed(self._cost(self.use), self._cost(method))
+            if method != self.use and compared.verdict is not Verdict.SLOWER and compared.low < -allowed:
+                others.append(method.choice)
         return others

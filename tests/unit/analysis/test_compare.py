@@ -15,6 +15,7 @@ from kvbench.analysis.compare import (
     compare_apart,
     compare_over,
     compare_visits,
+    difference_of,
     leaders,
     log_ratio,
     mean_comparison,
@@ -197,6 +198,22 @@ def test_shapes_compared_apart_make_each_other_no_surer() -> None:
     assert over.verdict is Verdict.FASTER
     few = compare_apart([1.0] * 2, [0.8] * 6, IN_TURN)
     assert mean_comparison([each, few], IN_TURN).verdict is Verdict.UNDECIDED
+
+
+def test_a_difference_holds_in_every_start_and_needs_a_common_round() -> None:
+    """By 0.7 a GB, or a tenth of the larger figure: four of twelve visits, of one start, differ by nothing."""
+    margin, starts = Margin(0.1, "", least=0.7), {number: number // 4 for number in range(12)}
+    base = dict.fromkeys(range(12), 1.0)
+    other = {number: 1.0 if start == 0 else 4.0 for number, start in starts.items()}
+    assert difference_of(base, other, starts, margin).low == 0
+    assert difference_of(base, other, dict.fromkeys(range(12), 0), margin).low > 0.7
+    for more, verdict in ((0.6, Verdict.SAME), (0.8, Verdict.SLOWER), (-0.8, Verdict.FASTER)):
+        shifted = {number: figure + more for number, figure in base.items()}
+        assert difference_of(base, shifted, starts, margin).verdict is verdict
+    large = {number: 20.0 + 1.9 * (number % 2) for number in range(12)}
+    assert difference_of(dict.fromkeys(range(12), 20.0), large, starts, margin).verdict is Verdict.SAME
+    apart = difference_of(base, {number + 12: 9.0 for number in range(12)}, starts, margin)
+    assert (apart.centre, apart.verdict) == (8.0, Verdict.UNDECIDED)
 
 
 def test_samples_are_paired_within_a_visit_alone() -> None:
