@@ -298,7 +298,7 @@ def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
     share = sum(len(outcome.disturbed) for outcome in outcomes) / sum(len(outcome.attempts) for outcome in outcomes)
     which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
     call, swap = (slower_when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
-    slower = f": calls take {two_digits(call)}x, swaps {two_digits(swap)}x as long" if math.isfinite(call) else ""
+    slower = f": calls {call - 1:+.0%}, swaps {swap - 1:+.0%}" if math.isfinite(call) else ""
     return f"{share:.0%} of the visits were disturbed{which}{slower}"
 
 

@@ -376,7 +376,7 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
     halves = [one for one in halves if one.cell.blocks >= 9]
     (line,) = [text for text in lines_of(report_of([made_run(tmp_path, [*halves, *slow], name="half")]).headline)
                if "disturbed" in text]  # fmt: skip
-    assert line == "50% of the visits were disturbed: calls take 1.5x, swaps 1.5x as long"
+    assert line == "50% of the visits were disturbed: calls +50%, swaps +50%"
     quiet = lines_of(report_of([made_run(tmp_path, visits(1.0, 0), name="quiet")]).headline)
     assert not [line for line in quiet if "Starts" in line or "disturbed" in line]
 
