@@ -97,38 +97,40 @@ class ShapeAnswer:
         )
         return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not any(doubts)
 
-    def to_plain(self, rule: Rule, costs: Mapping[Measured, float]) -> dict[str, Any]:
-        one, cost = self.measured, costs.get(self.measured)
+    def to_plain(self, rule: Rule, losses: Mapping[Measured, float]) -> dict[str, Any]:
+        measured, loss = self.measured, losses.get(self.measured)
         return {
-            **one.shape._asdict(),
-            "quantity": one.shape.stream_state.quantity,
-            "choice": str(self.choice),
-            **_times(one, self.choice),
-            "gbps": round(one.gbps_of(self.choice), 3),
+            **measured.shape._asdict(),
+            "quantity": measured.shape.stream_state.quantity,
+            **_candidate_record(measured, self.choice),
+            "gbps": round(measured.gbps_of(self.choice), 3),
             "decided": self.decided,
-            "tied": [_alternative(choice, compared) for choice, compared in self.tied.items()],
-            "open": [_alternative(choice, compared) for choice, compared in self.open.items()],
-            "candidates": [{"choice": str(choice), **_times(one, choice)} for choice in one.every],
-            "rule": {"choice": str(rule.choices[one]), "loss": None if cost is None else round(cost, 4)},
+            "tied": [_alternative_record(choice, compared) for choice, compared in self.tied.items()],
+            "open": [_alternative_record(choice, compared) for choice, compared in self.open.items()],
+            "candidates": [_candidate_record(measured, choice) for choice in measured.every],
+            "rule": {"choice": str(rule.choices[measured]), "loss": None if loss is None else round(loss, 4)},
         }
 
 
-def _times(one: Measured, choice: Choice) -> dict[str, Any]:
-    interval, caller_us = one.interval_of(choice), one.caller_us.get(choice, math.nan)
+def _candidate_record(measured: Measured, choice: Choice) -> dict[str, Any]:
+    interval, caller_us = measured.interval_of(choice), measured.caller_us.get(choice, math.nan)
     return {
-        "us": round(one.us_of(choice), 3),
+        "choice": str(choice),
+        "us": round(measured.us_of(choice), 3),
         "interval_us": interval and [round(end, 3) for end in interval],
         "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
         "sms": sms_of(choice),
     }
 
 
-def _alternative(choice: Choice, compared: Comparison) -> dict[str, Any]:
+def _alternative_record(choice: Choice, compared: Comparison) -> dict[str, Any]:
     """A choice that another run could make, with its time over that of this one; too few visits have no interval."""
-    known = math.isfinite(compared.high)
-    ends = {"low": compared.low, "high": compared.high} if known else {"low": None, "high": None}
-    return {"choice": str(choice), "ratio": round(compared.ratio, 4)} | {
-        name: end and round(end, 4) for name, end in ends.items()
+    has_interval = math.isfinite(compared.high)
+    return {
+        "choice": str(choice),
+        "ratio": round(compared.ratio, 4),
+        "low": round(compared.low, 4) if has_interval else None,
+        "high": round(compared.high, 4) if has_interval else None,
     }
 
 
@@ -136,13 +138,15 @@ def answers_of(shapes: Sequence[Measured]) -> list[ShapeAnswer]:
     return [_answer(one) for one in sorted(shapes, key=lambda one: one.shape)]
 
 
-def _answer(one: Measured) -> ShapeAnswer:
-    shape = arms_of(one)
+def _answer(measured: Measured) -> ShapeAnswer:
+    shape = arms_of(measured)
     chosen = pick([shape])
-    alternatives = (other for other in one.arms if other != chosen.choice)
-    compared = {other: compare_methods([shape], chosen.choice, other) for other in alternatives}
-    others = {other: each for other, each in compared.items() if each and each.verdict is not Verdict.SLOWER}
-    return ShapeAnswer(one, chosen, others)
+    others: dict[Choice, Comparison] = {}
+    for other in measured.arms:
+        compared = compare_methods([shape], chosen.choice, other) if other != chosen.choice else None
+        if compared and compared.verdict is not Verdict.SLOWER:
+            others[other] = compared
+    return ShapeAnswer(measured, chosen, others)
 
 
 def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import numpy as np
 
+from kvbench.analysis.compare import Floats
 from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
@@ -95,34 +96,70 @@ def token_lines(
                     yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
 
 
-def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
-    tokens = np.array(_TOKENS, dtype=np.float64)
-    moved = [np.array([_bytes_of(group, number) for number in _TOKENS], dtype=np.float64) for group in groups]
-    shapes = sorted(rule.shapes_of(kind), key=lambda one: one.shape)
-    curves = []  # bytes and times of the block size nearest to that of each group
-    for group in groups:
-        size = nearest_shape(shapes, group.block_bytes, group.blocks).shape.block_bytes
-        alike = [one for one in shapes if one.shape.block_bytes == size]
-        curves.append(([size * one.shape.blocks for one in alike], [one.us_of(rule.choices[one]) for one in alike]))
+@dataclass(frozen=True, slots=True)
+class _GroupCurve:
+    """What the swaps of a group of layers take: the bytes of the group by tokens, and measured times by bytes."""
 
-    def us_at(number: float) -> float:
-        """Return the time of all groups, each as of the same bytes in blocks of the measured size; NaN beyond these."""
-        every = zip(curves, moved, strict=True)
-        return sum(float(np.interp(np.interp(number, tokens, of), *curve, math.nan, math.nan)) for curve, of in every)
+    bytes_at: Floats  # at the tokens of `_TOKENS`
+    measured_bytes: Sequence[int]
+    times_us: Sequence[float]
 
-    own, of = np.array(curves[0][0]), moved[0]
-    one = len(groups) == 1 and of[0] < of[-1]
-    measured = np.interp(own[(own >= of[0]) & (own <= of[-1])], of, tokens) if one else np.array([])
-    times = {number: us for number in sorted({*tokens, *measured}) if math.isfinite(us := us_at(number))}
-    if len(times) < 2:
-        return None
-    counts, times_us = np.array([*times]), np.array([*times.values()])
-    shares = np.column_stack([1 / times_us, counts / times_us])  # so that relative errors are least
-    start, slope = np.linalg.lstsq(shares, np.ones(len(counts)), rcond=None)[0].tolist()
+    def time_us(self, tokens: float) -> float:
+        """Interpolate the time of a swap of the group, as of the same bytes in blocks of the measured size; NaN beyond
+        what was measured.
+        """
+        moved = np.interp(tokens, _TOKENS, self.bytes_at)
+        return float(np.interp(moved, self.measured_bytes, self.times_us, math.nan, math.nan))
+
+    @property
+    def measured_tokens(self) -> Floats:
+        """The tokens at which swaps were measured; none where the bytes do not tell tokens apart."""
+        if self.bytes_at[0] >= self.bytes_at[-1]:
+            return np.array([])
+        measured = np.array(self.measured_bytes)
+        within = measured[(measured >= self.bytes_at[0]) & (measured <= self.bytes_at[-1])]
+        tokens: Floats = np.interp(within, self.bytes_at, _TOKENS)
+        return tokens
+
+
+def _curve_of(rule: Rule, kind: SwapKind, group: ModelSwap) -> _GroupCurve:
+    """Return the curve of a group, from the measured block size that is nearest to that of the group."""
+    shapes = sorted(rule.shapes_of(kind), key=lambda measured: measured.shape)
+    size = nearest_shape(shapes, group.block_bytes, group.blocks).shape.block_bytes
+    alike = [measured for measured in shapes if measured.shape.block_bytes == size]
+    return _GroupCurve(
+        np.array([_bytes_of(group, tokens) for tokens in _TOKENS], dtype=np.float64),
+        [size * measured.shape.blocks for measured in alike],
+        [measured.us_of(rule.choices[measured]) for measured in alike],
+    )
+
+
+def _us_per_token_line(tokens: Floats, times_us: Floats) -> tuple[float, float, Floats]:
+    """Fit us = start + slope x tokens with the least relative errors, and return these too; a start below zero becomes
+    zero.
+    """
+    # Each row is divided by its time, so that small swaps count as much as large ones.
+    shares = np.column_stack([1 / times_us, tokens / times_us])
+    start, slope = np.linalg.lstsq(shares, np.ones(len(tokens)), rcond=None)[0].tolist()
     if start < 0:
         start, slope = 0.0, float(shares[:, 1].sum() / np.square(shares[:, 1]).sum())
-    seen = np.isin(counts, measured)
-    errors = np.abs(shares @ [start, slope] - 1)[seen]
+    return start, slope, np.abs(shares @ [start, slope] - 1)
+
+
+def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -> TokenLine | None:
+    curves = [_curve_of(rule, kind, group) for group in groups]
+    # The times of several groups are sums: no number of tokens was measured of all.
+    measured = curves[0].measured_tokens if len(curves) == 1 else np.array([])
+    times: dict[float, float] = {}
+    for tokens in sorted({*map(float, _TOKENS), *measured.tolist()}):
+        time_us = sum(curve.time_us(tokens) for curve in curves)
+        if math.isfinite(time_us):
+            times[tokens] = time_us
+    if len(times) < 2:
+        return None
+    counts = np.array([*times])
+    start, slope, errors = _us_per_token_line(counts, np.array([*times.values()]))
+    was_measured = np.isin(counts, measured)
     last = float(counts[-1])
     return TokenLine(
         model=groups[0].geometry.name,
@@ -133,9 +170,10 @@ def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -
         us=round(start, 3),
         us_per_token=round(slope, 6),
         tokens=(math.ceil(counts[0]), int(last)),
-        measured=[round(tokens) for tokens in counts[seen].tolist()],
-        error=math.ceil(errors.max() * 1e4) / 1e4 if len(errors) > 2 else None,  # it passes through two
-        bytes_per_token=round(sum(float(np.interp(last, tokens, of)) for of in moved) / last, 1),
+        measured=[round(tokens) for tokens in counts[was_measured].tolist()],
+        # A line passes through two points.
+        error=math.ceil(errors[was_measured].max() * 1e4) / 1e4 if was_measured.sum() > 2 else None,
+        bytes_per_token=round(sum(float(np.interp(last, _TOKENS, curve.bytes_at)) for curve in curves) / last, 1),
     )
 
 
