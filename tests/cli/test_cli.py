@@ -7,11 +7,15 @@ import shutil
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from kvbench.cells.cell import AXES
+from kvbench.cli import main
 from kvbench.cli.main import run
+from kvbench.cli.options import fraction_of
+from kvbench.errors import UsageError
 from kvbench.sweep.config import shipped_configs
 from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, succeeds, tiny
 
@@ -139,6 +143,18 @@ def test_plain_lines_hold_the_words_of_what_is_listed(tmp_path: Path, what: str,
     lines = succeeds("list", what, cwd=tmp_path).stdout.splitlines()
     for row, line in zip(listed(tmp_path, what), lines, strict=True):
         assert all(word in line for word in [*row.values()][:words])
+
+
+@pytest.mark.parametrize(("text", "fraction"), [("5%", 0.05), ("0.05", 0.05), ("2.5%", 0.025), ("1000%", 10), ("0", 0)])
+def test_a_percentage_and_a_fraction_are_read(text: str, fraction: float) -> None:
+    assert fraction_of("--margin", text) == pytest.approx(fraction)
+
+
+def test_a_long_message_keeps_its_end_which_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch.object(main, "app", side_effect=UsageError(f"begin {'x' * 5000} end")):
+        assert run(["list"]) == 2
+    line = capsys.readouterr().err
+    assert (len(line) < 2200, line.startswith("kvbench: begin x"), line.endswith("x end\n")) == (True, True, True)
 
 
 def test_the_listed_axes_have_working_examples(tmp_path: Path) -> None:

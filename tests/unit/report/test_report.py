@@ -313,6 +313,16 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     ]
 
 
+def test_a_report_of_readable_runs_is_written_and_fails_for_the_others(tmp_path: Path) -> None:
+    run = made_run(tmp_path, synthetic.ceilings())
+    broken = made_run(tmp_path, synthetic.ceilings(), name="broken")
+    (broken.path / "run.json").write_text("{")
+    done = CliRunner().invoke(app, ["report", str(run.path), str(broken.path), "-o", str(tmp_path / "out")])
+    assert isinstance(done.exception, RunDirectoryError)
+    assert str(done.exception).startswith(f"not in the report: {broken.path}/run.json cannot be read: ")
+    assert (tmp_path / "out" / "report.md").exists()
+
+
 def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
     run = made_run(tmp_path, [])
     (tmp_path / "empty").mkdir()
