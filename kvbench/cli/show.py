@@ -88,10 +88,10 @@ class Asked(msgspec.Struct, frozen=True):
                     "add --beside decode or --beside prefill"
                 )
             limits = {situations[0]: fraction_of("--max-slowdown", self.max_slowdown)}
-        size = AXES["block_size"].parse_one(self.block_size) if self.block_size else None
+        size = _size_of(self.block_size) if self.block_size else None
         usual = swaps[0].block_bytes if swaps else Question().block_bytes
         return Question(
-            block_bytes=int(str(size)) if size else usual,
+            block_bytes=size or usual,
             need_gbps=None if self.need is None else _gbps_of(self.need),
             thread_counts=not own_thread,
             limits=limits,
@@ -104,6 +104,13 @@ def _situation_of(text: str) -> Situation:
     if text not in named:
         raise UsageError(f"--beside {brief(text)}: write one of {', '.join(named)}")
     return named[text]
+
+
+def _size_of(text: str) -> int:
+    try:
+        return int(str(AXES["block_size"].parse_one(text)))
+    except UsageError as error:
+        raise UsageError(f"--block-size {brief(text)}: {str(error).partition(': ')[2]}") from None
 
 
 def _gbps_of(text: str) -> float:
@@ -134,13 +141,13 @@ PolicyFile = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file with other content.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-_Asked = Annotated[Mapping[str, Any], FromStruct(Asked, panel="Beside a step")]
+_Asked = Annotated[Mapping[str, Any], FromStruct(Asked, panel="The question")]
 _OwnThread = Annotated[
     bool,
     typer.Option(
         "--own-thread",
         help="Swaps have a thread of their own: what they take of it does not count.",
-        rich_help_panel="Beside a step",
+        rich_help_panel="The question",
     ),
 ]
 _Table = Annotated[bool, typer.Option("--table", help="Print the choice for every shape.")]

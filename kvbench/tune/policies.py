@@ -6,6 +6,7 @@ from typing import Final
 
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.policy import Choice, Policy, Table
+from kvbench.errors import UsageError
 from kvbench.text import MAX_LINE
 from kvbench.tune.candidates import ceilings_of, machine_of, workload_axes
 from kvbench.tune.rule import RulePart
@@ -16,12 +17,16 @@ _ANY_BLOCKS: Final = 1024
 
 
 def policy_of(advice: Advice) -> Policy:
-    """Return the policy of an answer with its origin; raises UsageError for runs of several devices."""
+    """Return the policy of an answer with its origin; raises UsageError for runs of several devices, and without a
+    choice.
+    """
     runs = advice.runs
     device, driver = machine_of(runs)
     newest = max(runs, key=lambda run: run.info.created)
     parts = advice.rule.parts if advice.rule else {}
     tables = (*(_by_state(kind, of_kind) for kind, of_kind in parts.items()), *_beside(advice))
+    if not tables:
+        raise UsageError("--policy: there is nothing to write: no situation that was asked for has an answer")
     choices = chain.from_iterable(chain.from_iterable(table.choices for table in tables))
     paced = any(Choice.parse(text).share for text in choices if text)
     return Policy(

@@ -105,6 +105,8 @@ def others_of(advice: Advice) -> list[list[str]]:
 
 
 def _alike_text(answer: Answer) -> str:
+    if answer.use is None:
+        return NOTHING
     few = f" (fewer than {MIN_PAIRS} visits decide nothing)" if answer.visits < MIN_PAIRS else ""
     return f"{methods_text(answer.not_told_apart)}{few}" or NOTHING
 
@@ -119,7 +121,7 @@ def lines_of(advice: Advice) -> Iterator[str]:
 
 def _layouts_text(advice: Advice) -> Iterator[str]:
     """Yield what methods take of a step that were measured in another layout of the blocks, as they need."""
-    for direction, situation in product(WAYS, Situation):
+    for direction, situation in product(WAYS, advice.question.situations):
         least: dict[str, Arm] = {}
         arms = arms_of_size(advice.other_layouts.get((direction, situation), ()), advice.question.block_bytes)
         for arm in sorted(arms, key=_total_cost, reverse=True):

@@ -180,6 +180,8 @@ def test_where_no_method_moves_enough_or_keeps_the_limit_the_row_says_so(tmp_pat
     run = stores(tmp_path)
     few = answer(advice_of([run], Question(need_gbps=60)), DECODE)
     assert (few.use, few.none) == (None, "none moves 60 GB/s; most: sm (4 SMs), 43 GB/s")
+    (others,) = others_of(advice_of([run], Question(need_gbps=60)))
+    assert (others[2], others[-1]) == ("-", "-")
     slow = answer(advice_of([run], Question(need_gbps=20, limits={DECODE: 0.02})), DECODE)
     assert (slow.use, slow.none) == (None, "none within 2%; least: sm (2 SMs), 1.02x")
     row = next(line for line in output("show", run.path, "--beside", "decode", "--need", "20GB/s",
@@ -281,6 +283,8 @@ def test_no_cell_is_cut_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest
         (["--beside", "nothing", "--max-slowdown", "5%"], "--max-slowdown 5%: a limit is for one situation"),
         (["--beside", "gemm"], "--beside gemm: write one of nothing, decode, prefill"),
         (["--need", "20"], "--need 20: write a rate: 20GB/s"),
+        (["--block-size", "zzz"], '--block-size zzz: "zzz" is not a size'),
+        (["--beside", "decode", "--max-slowdown", "0.1%", "-p", "p.toml"], "--policy: there is nothing to write"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
