@@ -213,10 +213,20 @@ def _figure(plot: LinePlot, text: ChartText) -> Figure:
         for x, said in panel.marked.items():
             ax.axvline(x, color=_FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
             ax.annotate(said, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
+        if panel.divided is not None:
+            _divide(ax, *panel.divided)
         for line in panel.lines:
             _draw_line(ax, line)
         _write_notes(ax, panel.lines)
     return drawn
+
+
+def _divide(ax: Axes, x: float, left: str, right: str) -> None:
+    """Draw a line at `x`, and say where no line of a cliff has points what lies on each side of it."""
+    ax.axvline(x, color=_FAINT, linewidth=0.8, zorder=1.5)
+    for said, offset, side in ((left, -5, "right"), (right, 5, "left")):
+        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
+        ax.annotate(said, (x, 0.3), (offset, 0), **where)  # type: ignore[arg-type]
 
 
 def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int) -> tuple[Figure, list[Axes]]:

@@ -111,7 +111,8 @@ class PlotPanel:
     """One pair of axes; `ceiling` is in the unit of the y axis, `x_ceiling` in that of the x axis, None where there is
     none.
 
-    `marked` are texts at values of x, each with a line from the bottom to the top.
+    `marked` are texts at values of x, each with a line from the bottom to the top; `divided` is a value of x with what
+    lies left and right of it.
     """
 
     title: str
@@ -119,6 +120,7 @@ class PlotPanel:
     ceiling: float | None = None
     marked: Mapping[float, str] = field(default_factory=dict)
     x_ceiling: float | None = None
+    divided: tuple[float, str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

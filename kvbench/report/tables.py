@@ -272,6 +272,11 @@ def rate_band(outcome: Outcome) -> Band:
     return outcome.gbps, *outcome.quartiles_gbps
 
 
+def interval_band(outcome: Outcome) -> Band:
+    """The GB/s of a cell, and the ends of their 95% interval."""
+    return outcome.gbps, *outcome.interval_gbps
+
+
 def line_of(
     label: str, backend: str, x: Sequence[float], bands: Sequence[Band], variant: int = 0, **more: Any
 ) -> PlotLine:

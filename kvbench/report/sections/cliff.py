@@ -1,6 +1,7 @@
 """The cliff: GB/s against block size, a curve for each number of blocks, and where it jumps."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -19,21 +20,24 @@ from kvbench.report.tables import (
     INCLUDES,
     chart_text,
     format_cell,
+    interval_band,
     label_of,
     line_of,
     measured_table,
     rate,
-    rate_band,
     swap_text,
 )
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
+from kvbench.results.schema import EffectivePath
 from kvbench.text import a_stream, ends
 
 GBPS: Final = PlotAxis("GB/s")
 _MOST_COUNTS: Final = 4
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it prefers the copy engine
+# What a path does, in the words of the picture.
+_SAID: Final = {EffectivePath.CPU_INLINE.value: "CPU copies"}
 _FLAT_BYTES: Final = range(4 * KIB, 24 * KIB + 1)  # of the pull request's flat part
 _MAIN: Final[Series] = (BATCHED, "h2d", "idle")
 
@@ -54,7 +58,8 @@ def _part(view: View, curves: Mapping[Series, list[Curve]]) -> Part:
     # Held against the pull request's figures where it asked, and where the visits tell of a jump.
     published = _published(shown, beside) if len(findings) > 1 and main == _MAIN and not view.on_host else ""
     findings += [published] if published else []
-    return Part(findings, [_chart(view, shown, beside)], [_table(view, shown, beside), *grids])
+    others = [*([beside] if beside else []), *_pending(curves, shown)]
+    return Part(findings, [_chart(view, shown, others)], [_table(view, shown, beside), *grids])
 
 
 def _beside(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> Curve | None:
@@ -63,6 +68,12 @@ def _beside(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> Cur
     _, direction, state = shown[0].series
     known = [curve for curve in curves.get((TRITON, direction, state), ()) if curve.blocks in counts]
     return known[-1] if known and shown[0].series[0] != TRITON else None
+
+
+def _pending(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> list[Curve]:
+    """Return the curve of the same backend and direction with other work pending, where there is no cliff."""
+    backend, direction, state = shown[0].series
+    return [] if StreamState(state).pending else curves.get((backend, direction, StreamState.BUSY.value), [])[-1:]
 
 
 def _findings(curves: Sequence[Curve]) -> list[Text]:
@@ -175,27 +186,43 @@ def _grid(view: View, series: Series) -> DataTable:
     return measured_table(view, outcomes, INCLUDES[state], title, header, body, pinned=view.pinned)
 
 
-def _chart(view: View, curves: Sequence[Curve], beside: Curve | None) -> Chart:
+def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Chart:
+    """Return GB/s against block size, `others` beside the curves, and what moves the bytes on each side of the edge."""
     _, direction, state = curves[0].series
-    lines = []
-    for number, curve in enumerate(curves):
-        lines.append(_line(curve, light=_LIGHTEST * (1 - (number + 1) / len(curves)), variant=number))
-    if beside:
-        lines.append(_line(beside, variant=1))
-    outcomes = [outcome for curve in [*curves, *([beside] if beside else [])] for outcome in curve.outcomes]
+    lines = [
+        _line(curve, light=_LIGHTEST * (1 - (number + 1) / len(curves)), variant=number)
+        for number, curve in enumerate(curves)
+    ]
+    for curve in others:
+        if curve.series[-1] == state:
+            lines.append(_line(curve, variant=1))
+        else:
+            lines.append(_line(curve, suffix=f", {curve.series[-1]} stream", variant=len(curves), light=_LIGHTEST / 2))
     # An engine's threshold says nothing of copies between two host buffers.
     marked = {} if view.on_host else _MARKED
-    panel = PlotPanel(f"{direction}, {state} stream", lines, view.ceilings.get(direction), marked)
-    outside = any(gbps < low or gbps > high for gbps, low, high in map(rate_band, outcomes))
-    modes = "; a point outside of it: visits with two modes, which it lies between" if outside else ""
-    text = chart_text(
-        view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: quartiles of all samples{modes}"
-    )
+    ceiling = view.ceilings.get(direction)
+    panel = PlotPanel(f"{direction}, {state} stream", lines, ceiling, marked, divided=_divided(curves))
+    text = chart_text(view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: 95%")
     plot = LinePlot(PlotAxis("block size", octaves=True, in_kib=True), GBPS, [panel])
     return Chart(f"cliff-{view.label}", text, plot)
 
 
-def _line(curve: Curve, *, variant: int, light: float = 0.0) -> PlotLine:
-    label = f"{label_of(curve.outcomes)}, N = {count(curve.blocks)}"
-    bands = [rate_band(outcome) for outcome in curve.outcomes]
+def _divided(curves: Sequence[Curve]) -> tuple[float, str, str] | None:
+    """Return the edge at which most curves jump, between two block sizes, with the path on each side of it."""
+    edges = Counter(
+        (curve.cliff.below_bytes, curve.cliff.above_bytes) for curve in curves if curve.cliff and curve.cliff.rises
+    )
+    if not edges:
+        return None
+    (below, above), times = edges.most_common(1)[0]
+    paths = [{curve.path_at(size) for curve in curves if size in curve.sizes} for size in (below, above)]
+    if times * 2 <= len(curves) or paths[0] == paths[1] or max(map(len, paths)) > 1:
+        return None
+    left, right = (next(iter(path)) for path in paths)
+    return math.sqrt(below * above), _SAID.get(left, left), _SAID.get(right, right)
+
+
+def _line(curve: Curve, *, variant: int, light: float = 0.0, suffix: str = "") -> PlotLine:
+    label = f"{label_of(curve.outcomes)}, N = {count(curve.blocks)}{suffix}"
+    bands = [interval_band(outcome) for outcome in curve.outcomes]
     return line_of(label, curve.series[0], [float(size) for size in curve.sizes], bands, variant, light=light)

@@ -73,8 +73,13 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
     )
     (chart,) = part.charts
     (panel,) = chart.plot.panels
-    assert [line.backend for line in panel.lines] == ["batched", "batched", "triton"]
+    assert [line.backend for line in panel.lines] == ["batched", "batched", "triton", "batched"]
+    assert panel.lines[-1].label.endswith("busy stream")  # which has no cliff
     assert list(panel.marked) == [28 * 1024]
+    assert panel.divided is not None
+    edge, *paths = panel.divided
+    assert 24 * 1024 < edge < 28 * 1024
+    assert paths == ["CPU copies", "copy engine"]
 
 
 def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report, tmp_path: Path) -> None:
@@ -92,19 +97,6 @@ def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report,
     for name, same in (("engine", ""), ("threshold", "threshold:Idle")):  # of a run's config, with a section or without
         of_config = made_report(tmp_path / name, records, synthetic.info(spec={"name": name}))
         assert snippet(of_config, name) == snippet(of_config, same)
-
-
-def test_a_chart_says_that_a_median_lies_between_two_modes(tmp_path: Path) -> None:
-    """It is the median of the visits' medians, and the band that of the samples, of which few are slow here."""
-    cells = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
-    for slow, between in ((0.5, True), (1.0, False)):
-        records: list[Record] = [*synthetic.ceilings()]
-        for number in range(6):
-            by, count = (slow, 2) if number % 2 else (1.0, 10)
-            times_us = {cell: cell.swap_bytes / synthetic.gbps_of(cell) / by / 1e3 for cell in cells}
-            records += [synthetic.visit(cell, us, count, round_=number) for cell, us in times_us.items()]
-        charts = made_report(tmp_path / str(slow), records).charts
-        assert any("visits with two modes" in str(chart.text) for chart in charts) is between
 
 
 def test_the_same_runs_give_the_same_bytes(cliff_run: Run, cliff_files: dict[str, bytes]) -> None:
