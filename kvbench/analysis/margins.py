@@ -48,7 +48,9 @@ ABSOLUTE_US: Final = 1.0
 CLIFF: Final = Margin(0.25, "at a constant cost per descriptor, GB/s grow up to in proportion to the size")
 KNEE: Final = Margin(0.05, "beyond it, more SMs cost the neighbour more than they gain")
 LOST: Final = Margin(
-    0.1, "in ms a GB, it is less than starts of one build are known to differ by, and no step that anybody notices", 0.7
+    0.1,
+    "in ms a GB it is a first guess: starts of one build differ by more than their visits, by how much is not known",
+    0.7,
 )
 HEALTHY: Final = Margin(0.1, "packets of 128 bytes in place of 256, which some hosts set, cost a link 8%")
 QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps takes up to twice as long")
