@@ -44,7 +44,7 @@ def caption(
     return (
         *host_mark(view),
         *(type(part)(clock_of(view, part) + end) for part, end in timed),
-        f"{ends([outcome.samples for outcome in outcomes], str)} samples",
+        _counts_text(outcomes),
         Once(" a cell"),
         *((f", {counted(warmups, 'warm-up')}", Once(" a visit")) if isinstance(warmups, int) and warmups else ()),
         ". ".join(["", *filter(None, notes), ""]),
@@ -54,6 +54,14 @@ def caption(
         Code(view.command),
         view.commit,
     )
+
+
+def _counts_text(outcomes: Sequence[Outcome]) -> str:
+    """What the figures of some cells rest on: samples, or, of swaps beside a step, whole iterations of that step."""
+    beside = [outcome for outcome in outcomes if outcome.costs and not outcome.cell.layers]
+    if beside and len(beside) == len(outcomes):
+        return f"{ends([outcome.iterations for outcome in beside], str)} iterations"
+    return f"{ends([outcome.samples for outcome in outcomes], str)} samples"
 
 
 def clock_of(view: View, text: str) -> str:

@@ -112,6 +112,11 @@ class Outcome:
         return known_interval([*self.medians.get(time, {}).values()])
 
     @property
+    def iterations(self) -> int:
+        """The whole iterations of a neighbour beside the swaps that `costs` rest on."""
+        return sum(cost.iterations for cost in self.costs.values())
+
+    @property
     def interval_us(self) -> tuple[float, float]:
         """The 95% interval of the time of the swap."""
         return self.interval()

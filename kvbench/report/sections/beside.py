@@ -195,14 +195,10 @@ def make(view: View) -> PartOrReason:
         return "it needs swaps that were measured beside a step"
     shown, tried = max(runs, key=lambda run: (run[0].run.info.spec.get("name") == "beside", len(run[1])))
     by_cell = grouped((outcome for _, every in runs for outcome in every), lambda outcome: outcome.cell)
-    longest = {cell: max(same, key=_iterations) for cell, same in by_cell.items()}
+    longest = {cell: max(same, key=lambda outcome: outcome.iterations) for cell, same in by_cell.items()}
     have = {outcome.cell for outcome in tried}
     others = [same[-1] for cell, same in by_cell.items() if cell not in have]
     return partial(_part, shown, _methods([*tried, *others], longest))
-
-
-def _iterations(outcome: Outcome) -> int:
-    return sum(cost.iterations for cost in outcome.costs.values())
 
 
 def _tried(view: View) -> list[Outcome]:

@@ -848,7 +848,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     assert lines["batched"].x == [pytest.approx(45.0)]
     table = table_of(part, "prefill, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
-    assert "; 42 samples a cell" in said(table.caption)
+    assert "; 600 iterations a cell" in said(table.caption)  # of the step: its figures rest on them, not on swaps
     assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
 
 
