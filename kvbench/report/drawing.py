@@ -158,6 +158,8 @@ _RATIOS: Final = (1, 2, 1.5, 4, 1.2, 1.1, 3, 10, 1.05, 5, 20, 100, 1.3)
 _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
 _LETTER: Final = 0.068  # inches of a tick label
 _NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its height
+# Letters beside an edge, which can stand between the last two sizes, and points from line to line.
+_BESIDE_EDGE: Final = (12, 13)
 _RING: Final = 11  # points, of a mark around a point
 
 
@@ -222,11 +224,13 @@ def _figure(plot: LinePlot, text: ChartText) -> Figure:
 
 
 def _divide(ax: Axes, x: float, left: str, right: str) -> None:
-    """Draw a line at `x`, and say where no line of a cliff has points what lies on each side of it."""
+    """Draw a line at `x`, and say low, where lines have few points, what lies on each side of it."""
     ax.axvline(x, color=_FAINT, linewidth=0.8, zorder=1.5)
+    letters, height = _BESIDE_EDGE
     for said, offset, side in ((left, -5, "right"), (right, 5, "left")):
-        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
-        ax.annotate(said, (x, 0.3), (offset, 0), **where)  # type: ignore[arg-type]
+        for number, part in enumerate(textwrap.wrap(said, letters)):
+            where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
+            ax.annotate(part, (x, 0.3), (offset, -number * height), **where)  # type: ignore[arg-type]
 
 
 def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int) -> tuple[Figure, list[Axes]]:

@@ -20,7 +20,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED
 from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
-from kvbench.report.model import DataTable, Part, PartOrReason, Text
+from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.tables import (
     SIGN_MEANINGS,
@@ -146,6 +146,7 @@ class Contrast:
     last: Callable[[ContrastSide], Sequence[tuple[Sequence[str], Mapping[str, Text]]]] = lambda _: ()
     notes: Callable[[ContrastSide], Sequence[Text]] = lambda _: ()
     find: Callable[[ContrastSide], Iterable[Text]] = lambda _: ()
+    chart: Callable[[ContrastSide], Chart | None] = lambda _: None
 
 
 def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
@@ -157,7 +158,11 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     if not sides:
         return contrasts[0].needed
     findings = [finding for side in sides for finding in side.contrast.find(side)]
-    return lambda: Part(findings, tables=[_table(side) for side in sides])
+    return lambda: Part(findings, [*_charts(sides)], [_table(side) for side in sides])
+
+
+def _charts(sides: Iterable[ContrastSide]) -> Iterable[Chart]:
+    yield from filter(None, (side.contrast.chart(side) for side in sides))
 
 
 def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSide]:

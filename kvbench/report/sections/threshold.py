@@ -1,18 +1,20 @@
 """The threshold: above what block size batched copies are faster than a copy kernel, at one number of blocks."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL, Cell
-from kvbench.cells.facts import BATCHED, NO_CHOICES
+from kvbench.cells.facts import BATCHED, NO_CHOICES, SM, TRITON
 from kvbench.report.cells import by_axes, measured, outcomes_in, selected, where
-from kvbench.report.model import Text
+from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
+from kvbench.report.sections.cliff import GBPS
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, any_of, backends, turns
-from kvbench.report.tables import INCLUDES, microseconds
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
+from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ _MIN_SIZES: Final = 2
 _SUBMITTING: Final = (0.9, 1.1)
 _SUBMITTED: Final = "†"
 _caller_us: Final = microseconds("caller_us")
+# The copy kernels that engines hold against batched copies, vLLM's own before kvbench's.
+_RIVALS: Final = ("vllm_triton", TRITON)
+_DRAWN: Final = (BATCHED, *_RIVALS, SM)
 _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained"))
 
 
@@ -79,24 +84,79 @@ def _crossovers(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str
 
 def _crossover(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> str:
     """Return above what block size batched copies are faster than a kernel; "" with too few sizes."""
-    copies = {outcome.cell.block_bytes: outcome for outcome in batched}
-    shared = sorted((outcome for outcome in kernel if outcome.cell.block_bytes in copies), key=_size)
-    if len(shared) < _MIN_SIZES:
+    verdicts = _verdicts(batched, kernel)
+    if len(verdicts) < _MIN_SIZES:
         return ""
-    faster = [compare(outcome, copies[_size(outcome)]).verdict is Verdict.FASTER for outcome in shared]
-    last = max((index for index, is_faster in enumerate(faster) if not is_faster), default=-1)
-    if last == len(faster) - 1:
-        return f"none to {bytes_size(_size(shared[-1]))}"
-    return f"from {bytes_size(_size(shared[last + 1]))}"
+    first = _first_faster([*verdicts.values()])
+    sizes = [*verdicts]
+    return f"from {bytes_size(sizes[first])}" if first < len(sizes) else f"none to {bytes_size(sizes[-1])}"
+
+
+def _verdicts(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> Mapping[int, Verdict]:
+    """Return whether batched copies are faster than a kernel at each block size that both have, ascending."""
+    copies = {_size(outcome): outcome for outcome in batched}
+    shared = sorted((outcome for outcome in kernel if _size(outcome) in copies), key=_size)
+    return {_size(outcome): compare(outcome, copies[_size(outcome)]).verdict for outcome in shared}
+
+
+def _first_faster(verdicts: Sequence[Verdict]) -> int:
+    """Return the index from which on every verdict is faster; their number where the last is not."""
+    faster = [verdict is Verdict.FASTER for verdict in verdicts]
+    return 1 + max((index for index, is_faster in enumerate(faster) if not is_faster), default=-1)
 
 
 def _size(outcome: Outcome) -> int:
     return outcome.cell.block_bytes
 
 
+def _chart(side: ContrastSide) -> Chart | None:
+    """Return GB/s against block size of h2d swaps of equal blocks, with the edge; none of a later state."""
+    if not _is_first(side):
+        return None
+    equal = measured(where(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
+    alike = [outcome for outcome in outcomes_in(equal) if outcome.cell.sizes == EQUAL]
+    arms = grouped(sorted(alike, key=_size), lambda outcome: outcome.cell.backend)
+    drawn = [name for name in _DRAWN if len(arms.get(name, ())) >= _MIN_SIZES]
+    rival = next((name for name in _RIVALS if name in drawn), None)
+    if BATCHED not in drawn or rival is None:
+        return None
+    title = f"{DIRECTIONS[0]}, {side.cell.stream_state} stream, N = {count(side.cell.blocks)}"
+    lines = [_plot_line(arms[name], variant) for variant, name in enumerate(drawn)]
+    divided = _divided(arms[BATCHED], arms[rival])
+    panel = PlotPanel(title, lines, side.view.ceilings.get(DIRECTIONS[0]), divided=divided)
+    edge = f". Edge: {BATCHED} against {rival}" if divided else ""
+    footer = f"{INCLUDES[side.cell.stream_state]}. Band: 95%{edge}"
+    text = chart_text(side.view, "Threshold: GB/s against block size", footer)
+    return Chart(f"threshold-{side.view.label}", text, LinePlot(_SIZES, GBPS, [panel]))
+
+
+def _plot_line(outcomes: Sequence[Outcome], variant: int) -> PlotLine:
+    sizes = [float(_size(outcome)) for outcome in outcomes]
+    return line_of(label_of(outcomes), outcomes[0].cell.backend, sizes, [*map(interval_band, outcomes)], variant)
+
+
+def _divided(batched: Sequence[Outcome], kernel: Sequence[Outcome]) -> tuple[float, str, str] | None:
+    """Return the edge between the sizes where a kernel and where batched copies are faster, None where none is told."""
+    verdicts = _verdicts(batched, kernel)
+    sizes, first = [*verdicts], _first_faster([*verdicts.values()])
+    if not 0 < first < len(sizes) or verdicts[sizes[first - 1]] is not Verdict.SLOWER:
+        return None
+    below, above = sizes[first - 1 : first + 1]
+    return (
+        math.sqrt(below * above),
+        f"{bytes_size(below)}: {kernel[0].cell.backend} faster",
+        f"{bytes_size(above)}: {BATCHED} faster",
+    )
+
+
+def _is_first(side: ContrastSide) -> bool:
+    """Whether a table is back to back, or else of the first state that was measured."""
+    return _by_state(side.cell) == min(_by_state(outcome.cell) for outcome in outcomes_in(side.pinned.cells))
+
+
 def _find(side: ContrastSide) -> Iterable[Text]:
     """Say which backend is the fastest at which size, back to back or else in the first state that was measured."""
-    if _by_state(side.cell) == min(_by_state(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
+    if _is_first(side):
         equal = [line for line in side.lines if any_of(line).sizes == EQUAL]
         yield from turns(replace(side, lines=equal), _PAGE, f"N = {count(side.cell.blocks)}")
 
@@ -120,6 +180,7 @@ def _notes(side: ContrastSide) -> list[Text]:
     return [*notes, *[f"Crossover: from this size {BATCHED} is faster"] * bool(_crossovers(side))]
 
 
+_SIZES: Final = PlotAxis("block size", octaves=True, in_kib=True)
 _PAGE: Final = Key("Block size", lambda cell: (cell.block_bytes, cell.sizes), _size_text)
 THRESHOLD: Final = Contrast(
     needed=f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of "
@@ -138,4 +199,5 @@ THRESHOLD: Final = Contrast(
     more=lambda _: {f"{BATCHED} thread, us": _thread_us},
     notes=_notes,
     find=_find,
+    chart=_chart,
 )

@@ -155,7 +155,7 @@ def test_the_golden_report_has_every_section(report: Report) -> None:
 
 def test_no_two_keys_of_a_legend_look_alike(report: Report) -> None:
     plots = {chart.stem: chart.plot for chart in report.charts}
-    assert {stem.partition("-")[0] for stem in plots} == {"cliff", "sm", "beside"}
+    assert {stem.partition("-")[0] for stem in plots} == {"cliff", "threshold", "sm", "beside"}
     for plot in plots.values():
         drawn = {line.label: (ink_of(line.backend), line.variant % len(STROKES)) for line in plot.lines}
         assert len(set(drawn.values())) == len(drawn)

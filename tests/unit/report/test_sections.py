@@ -21,7 +21,7 @@ from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
-from kvbench.report.model import Text
+from kvbench.report.model import Chart, Text
 from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _enough, fit
 from kvbench.report.sections.threshold import _crossover
@@ -812,6 +812,61 @@ def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(faster: S
 
     batched = [outcome(at, 50.0 if is_faster else 100.0) for at, is_faster in enumerate(faster)]
     assert said(_crossover(batched, [outcome(at, 100.0) for at in range(3)])) == words
+
+
+def at_threshold(kib: int, **rates: float) -> list[Visit]:
+    """The visits of each backend at a block size, in both directions, back to back."""
+    sms = {"triton": 12, "vllm_triton": 12, "sm": 4}
+    cells = [
+        Cell(backend, way, 10_000, kib * KIB, StreamState.SUSTAINED, sms=sms.get(backend))
+        for backend in rates
+        for way in Direction
+    ]
+    return of(cells, lambda cell: rates[cell.backend])
+
+
+@pytest.mark.parametrize(
+    ("middle", "edge"),
+    [
+        ((20.0, 20.0), (45.3, "32 KiB: triton faster", "64 KiB: batched faster")),
+        ((50.0, 50.0), (22.6, "16 KiB: triton faster", "32 KiB: batched faster")),
+        ((38.0, 38.0), None),  # the same
+        ((20.0, 70.0), None),  # undecided: faster in every other visit
+    ],
+)
+def test_the_chart_of_the_threshold_marks_the_crossover_only_between_sizes_that_are_told_apart(
+    tmp_path: Path, middle: tuple[float, float], edge: tuple[float, str, str] | None
+) -> None:
+    kernels = {"triton": 38.0, "sm": 50.0}
+    visits = [*at_threshold(16, batched=9.0, **kernels), *at_threshold(64, batched=52.0, **kernels)]
+    even, odd = (at_threshold(32, batched=gbps, **kernels) for gbps in middle)
+    visits += [visit for visit in even if visit.round % 2 == 0] + [visit for visit in odd if visit.round % 2]
+    (chart,) = part_of(made_report(tmp_path, [*synthetic.ceilings(), *visits]), "threshold").charts
+    (panel,) = chart.plot.panels
+    assert [said(line.label) for line in panel.lines] == ["batched", "triton (12 SMs)", "sm (4 SMs)"]
+    assert [list(line.x) for line in panel.lines] == [[16.0 * KIB, 32.0 * KIB, 64.0 * KIB]] * 3
+    assert list(panel.lines[1].y) == pytest.approx([38.0] * 3)
+    assert panel.title.startswith("h2d, sustained stream")
+    assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
+    x, *texts = panel.divided or (0.0,)
+    assert (round(x / KIB, 1), *map(said, texts)) == (edge or (0.0,))
+
+
+def test_the_chart_of_the_threshold_holds_batched_against_an_engines_kernel_where_it_was_measured(
+    tmp_path: Path,
+) -> None:
+    """Without a copy kernel of either there is no chart, and no edge where batched copies are faster everywhere."""
+
+    def made(name: str, **kernels: float) -> list[Chart]:
+        visits = [*at_threshold(16, batched=20.0, **kernels), *at_threshold(32, batched=40.0, **kernels)]
+        return [*part_of(made_report(tmp_path / name, visits), "threshold").charts]
+
+    (both,) = made("both", triton=10.0, vllm_triton=30.0)
+    _, *texts = both.plot.panels[0].divided or (0.0,)
+    assert [*map(said, texts)] == ["16 KiB: vllm_triton faster", "32 KiB: batched faster"]
+    (never,) = made("never", triton=10.0)
+    assert never.plot.panels[0].divided is None
+    assert made("none", sm=30.0) == []
 
 
 def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> None:
