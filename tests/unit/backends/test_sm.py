@@ -55,6 +55,16 @@ def test_a_kernel_is_the_fastest_that_was_measured(
     assert (shape.method, shape.warps) == (method, warps)
 
 
+@pytest.mark.parametrize(
+    ("shared_kib", "method", "warps"), [(227, "bulk", 8), (60, "bulk", 2), (30, "bulk", 1), (8, "lanes", 16)]
+)
+def test_a_kernel_has_as_many_warps_as_the_shared_memory_holds(shared_kib: int, method: str, warps: int) -> None:
+    """A warp of bulk copies needs 25 KiB; without room for one, lanes need none."""
+    cell = Cell("sm", Direction.H2D, 1000, 64 * KIB, sms=2)
+    shape = shape_for(cell, 64 * KIB, 64 * KIB, 90, shared_kib * KIB)
+    assert (shape.method, shape.warps) == (method, warps)
+
+
 @pytest.mark.parametrize("compute", [80, 90])
 @pytest.mark.parametrize("direction", Direction)
 def test_a_kernel_that_is_held_at_a_rate_moves_small_even_pieces(direction: Direction, compute: int) -> None:

@@ -83,6 +83,12 @@ def test_blocks_that_do_not_fit_a_pattern_are_refused_with_the_reason(
     assert (Pattern.parse(pattern).unfit(blocks) or "").endswith(reason)
 
 
+def test_runs_must_fit_into_the_smallest_tensors_of_several_kinds() -> None:
+    assert Pattern.parse("tensors-2x8+2x64/runs-8").unfit(144) is None
+    objection = Pattern.parse("tensors-2x8+2x64/runs-16").unfit(144)
+    assert objection == "tensors-2x8+2x64/runs-16: runs-16 needs at least 16 blocks in each tensor, not 8"
+
+
 @given(side_patterns)
 def test_a_side_accepts_every_pattern_except_reversed(pattern: Pattern) -> None:
     assert Pattern.of_side(str(pattern)) == pattern

@@ -96,6 +96,13 @@ def test_30_ms_of_a_neighbour_s_work_is_ahead(usual_us: float, ahead: int) -> No
     assert neighbour.mock_calls == [begins, *[call._submit()] * 5, call._drain()]
 
 
+def test_an_iteration_that_ran_as_a_turn_began_is_not_of_the_turn() -> None:
+    """Two had ended then: the third began before the swaps, and the last of five ended beside them."""
+    neighbour: Any = mock.Mock(_times_us=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], _readbacks_us=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    assert RunningNeighbour.times_us(neighbour, 2, 5) == [4.0, 5.0]
+    assert RunningNeighbour.readbacks_us(neighbour, 2, 5) == [0.4, 0.5]
+
+
 @pytest.mark.parametrize("submitted", [0, 1])
 @pytest.mark.parametrize("waiting", range(5))
 def test_a_neighbour_is_supplied_up_to_what_is_ahead(
@@ -226,6 +233,23 @@ def test_a_neighbour_that_never_ends_an_iteration_beside_the_swaps_is_an_error(m
     script.flow.run = lambda turn, _: turn.wall_us.append(1.0) or turn.caller_us.append(1.0)
     with pytest.raises(NeighbourError, match="ended 0 iterations beside the swaps"):
         Turns(script.flow, script.neighbour, lambda: 0.5, 1.0, 7).measure()
+
+
+def test_a_neighbour_of_slow_iterations_is_waited_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration alone takes 1 s; beside the swaps each takes 20 s, of which seven are wanted."""
+    monkeypatch.setattr("kvbench.measure.beside.time", mock.Mock(monotonic=count(step=4.0).__next__))
+    script, runs = Scripted(), count(1)
+    script.neighbour.usual_us = 1e6
+
+    def run(turn: Turn, seconds: float) -> None:
+        done = script.done
+        script._run(turn, seconds)
+        script.done = done + (script.on and next(runs) % 5 == 0)
+
+    script.flow.run = run
+    samples, made = Turns(script.flow, script.neighbour, lambda: 0.5, 1.0, 7).measure()
+    assert made.neighbour_beside_us == [between(6, 6 + 8)]
+    assert len(samples) == 8 * 5
 
 
 @pytest.mark.parametrize("swaps", [1, 999, 1000, 1001, 2000, 2001])

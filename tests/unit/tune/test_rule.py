@@ -75,6 +75,53 @@ def test_a_rule_is_split_at_a_block_size_where_that_saves_much(tmp_path: Path) -
     assert max(costs_of(rule).values()) == pytest.approx(0, abs=0.001)
 
 
+def test_a_rule_is_split_where_that_saves_the_most(tmp_path: Path) -> None:
+    """Copies are four times as fast from 16 KiB on: a split below 4 KiB already saves, and leaves 4 KiB to them."""
+
+    def rate(cell: Cell) -> float:
+        return 20.0 if cell.backend == "sm" else 80.0 if cell.block_bytes >= 16 * KIB else 10.0
+
+    assert texts(rule_at(tmp_path, rate)) == [("sm sms=1", (None, 4 * KIB)), ("batched order=any", (16 * KIB, None))]
+
+
+def test_the_sms_of_a_size_end_with_it_and_with_the_method(tmp_path: Path) -> None:
+    """Blocks of 1 KiB need four SMs, others two, and large blocks none."""
+
+    def rate(cell: Cell) -> float:
+        return 12.5 * cell.sms if cell.sms and cell.block_bytes == KIB else crossing(cell)
+
+    four, two, copies = (
+        ("sm sms=4", (None, KIB)),
+        ("sm sms=2", (4 * KIB, 16 * KIB)),
+        ("batched order=any", (64 * KIB, None)),
+    )
+    assert texts(rule_at(tmp_path, rate)) == [four, two, copies]
+
+
+def test_a_size_without_a_choice_of_counts_follows_the_size_that_is_nearest_in_ratio(tmp_path: Path) -> None:
+    """A shape of 24 KiB has one count. 4 KiB, which need four SMs, are nearer in bytes than 64 KiB, which need two."""
+    by_number = {16: 1, 256: 2, 4096: 1}
+    sizes = {KIB: KIB, 4 * KIB: 4 * KIB, 16 * KIB: 24 * KIB, 64 * KIB: 64 * KIB, 256 * KIB: 256 * KIB}
+    resized = [replace(cell, block_bytes=sizes[cell.block_bytes]) for cell in cells()]
+    made = [cell for cell in resized if cell.block_bytes != 24 * KIB or cell.sms in (None, by_number[cell.blocks])]
+
+    def rate(cell: Cell) -> float:
+        return 5.0 if cell.sms is None else min(50.0, 12.5 * cell.sms * (1 if cell.block_bytes <= 4 * KIB else 2))
+
+    assert texts(rule_at(tmp_path, rate, made)) == [("sm sms=4", (None, 4 * KIB)), ("sm sms=2", (24 * KIB, None))]
+
+
+def test_counts_are_alike_for_some_sizes_where_they_are_at_each(tmp_path: Path) -> None:
+    """Four SMs are as fast as two up to 4 KiB, and lose 20% of larger blocks."""
+
+    def rate(cell: Cell) -> float:
+        most = 40.0 if cell.sms == 4 and cell.block_bytes > 4 * KIB else 50.0
+        return 5.0 if cell.sms is None else min(most, 25.0 * cell.sms)
+
+    ((part,),) = rule_at(tmp_path, rate).parts.values()
+    assert (str(part.choice), part.counts) == ("sm sms=2", [2])
+
+
 @pytest.mark.parametrize(("gain", "parts"), [(1.05, 1), (1.3, 2)])
 def test_a_split_that_saves_little_is_not_made(tmp_path: Path, gain: float, parts: int) -> None:
     def close(cell: Cell) -> float:
@@ -148,11 +195,15 @@ def test_a_kernel_takes_fewer_sms_from_a_number_of_blocks_on(tmp_path: Path) -> 
         lost = {1: 0.5, 2: 0.98 if cell.blocks >= 1024 else 0.8}
         return 5.0 if cell.backend == "batched" else 50.0 * lost.get(cell.sms or 0, 1.0)
 
-    (parts,) = rule_at(tmp_path, rate, made).parts.values()
+    run = run_of(tmp_path, rate, made)
+    (parts,) = rule_for_all([run]).parts.values()
     assert [(str(part.choice), part.blocks, part.counts) for part in parts] == [
         ("sm sms=4", (None, 256), [4]),
         ("sm sms=2", (1024, None), [2, 4]),
     ]
+    (table,) = policy_of(advice_of([run])).tables
+    chosen = {blocks: str(table.choose(blocks, 16 * KIB)) for blocks in counts}
+    assert chosen == {16: "sm sms=4", 64: "sm sms=4", 256: "sm sms=4", 1024: "sm sms=2", 10_000: "sm sms=2"}
 
 
 def test_a_count_that_no_shape_has_beside_another_is_the_default_rule(tmp_path: Path) -> None:
@@ -452,6 +503,27 @@ def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
     lines = summary([run_of(tmp_path, rate, [*cells(), *(cell for cell in in_runs if cell.sms in (None, 2))])])
     found = [line for line in lines if line.startswith("In contiguous runs of at least")]
     assert found == ([f"In contiguous runs of at least {said} blocks (h2d): merged, 53 GB/s, no SMs"] if said else [])
+
+
+def test_merged_copies_that_win_at_one_shape_alone_are_not_named(tmp_path: Path) -> None:
+    def rate(cell: Cell) -> float:
+        wins = cell.backend == "merged" and (cell.blocks, cell.block_bytes) == (16, KIB)
+        return 53.0 if wins else crossing(cell) / 2
+
+    ways = [replace(cell, backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
+    in_runs = [replace(cell, pattern=Pattern("runs", 8)) for cell in ways if cell.sms in (None, 2)]
+    assert not any("In contiguous runs" in line for line in summary([run_of(tmp_path, rate, [*cells(), *in_runs])]))
+
+
+def test_a_policy_is_as_new_as_the_newest_of_its_runs(tmp_path: Path) -> None:
+    times = ("2026-03-02T10:00:00+00:00", "2026-01-02T10:00:00+00:00")
+    runs = [
+        load_run(
+            synthetic.write_run(tmp_path / time[:7], synthetic.rounds(cells(), crossing), synthetic.info(created=time))
+        )
+        for time in times
+    ]
+    assert policy_of(advice_of(runs)).made == policy_of(advice_of(runs[::-1])).made == times[0]
 
 
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:

@@ -214,6 +214,8 @@ def test_the_row_alone_is_of_the_block_size_and_has_the_time(tmp_path: Path) -> 
     assert small.use is not None and small.otherwise is not None  # noqa: PT018
     assert (str(small.use.choice), str(small.otherwise.choice)) == ("sm sms=2", "batched")
     assert small.use.us == pytest.approx(COPIES.swap_bytes / 50e3, rel=0.01)
+    # A GB takes 20 ms at 50 GB/s, and 0.3 of that of the thread.
+    assert small.use.thread_ms_per_gb == pytest.approx(6, rel=0.02)
     (row,) = (line for line in output("show", run.path).splitlines() if line.startswith("d2h  nothing"))
     assert "50 (1.34 ms)" in row
 
@@ -241,6 +243,29 @@ def test_a_policy_has_a_table_for_each_situation_that_was_measured(tmp_path: Pat
     assert table is not None
     assert table.choose(4096, 16 * KIB) == Choice("sm", (("sms", "2"),))
     assert policy.beside(D2H, PREFILL) is None
+
+
+def test_a_size_that_was_measured_beside_one_step_is_in_no_table_of_another(tmp_path: Path) -> None:
+    """Stores beside a prefill were measured at 64 KiB alone, beside decode at 16 KiB: a policy invents neither."""
+    of_decode = [beside(in_engine(cell, Neighbour.DECODE), *figures) for cell, figures in STORES.items()]
+    large = [in_engine(replace(cell, block_bytes=64 * KIB), Neighbour.PREFILL) for cell in STORES]
+    of_prefill = [beside(cell, *figures) for cell, figures in zip(large, STORES.values(), strict=True)]
+    output("show", run_of(tmp_path, *of_decode, *of_prefill).path, "-p", tmp_path / "p.toml")
+    sizes = {table.beside: table.block_bytes for table in load_policy(tmp_path / "p.toml").tables}
+    assert sizes == {DECODE: (16 * KIB,), PREFILL: (64 * KIB,)}
+
+
+def test_beside_a_step_the_largest_swap_speaks_for_a_method(tmp_path: Path) -> None:
+    """Of 64 blocks, each GB takes many times as long of a step and of the thread."""
+    small = dict.fromkeys(STORES, (1.5, 2.0, 50.0))
+    visits = [
+        beside(in_engine(replace(cell, blocks=blocks), Neighbour.DECODE), *figures)
+        for blocks, of_method in ((4096, STORES), (64, small))
+        for cell, figures in of_method.items()
+    ]
+    made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
+    assert made.use is not None
+    assert (str(made.use.choice), made.use.gbps, made.blocks) == ("sm sms=2", pytest.approx(22), 4096)
 
 
 def test_every_block_size_beside_a_step_is_in_the_policy_and_in_the_details(tmp_path: Path) -> None:
