@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
+from kvbench.analysis.compare import CONFIDENCE, MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
 from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
@@ -234,11 +234,13 @@ def few_visits_note(outcomes: Iterable[Outcome]) -> list[Text]:
 
 
 def chance_note(comparisons: int) -> list[Text]:
-    """Say how many differences chance alone may show among comparisons of equal things."""
+    """Say how many differences chance alone may show among comparisons of equal things, and what that leaves out."""
     wrong = noun(by_chance(comparisons), "difference")
-    note = f"Of {count(comparisons)} comparisons of equal things in one run, chance alone shows fewer than {wrong}"
-    starts = "hardly any where visits are independent; what differs from start to start is not chance"
-    return [f"{note}: {starts}"] if comparisons > 1 else []
+    note = (
+        f"Of {count(comparisons)} comparisons of equal things in one run, chance alone shows at most {wrong} on average"
+    )
+    bound = f"{1 - CONFIDENCE:.0%}, the upper bound for independent visits; simulated, hardly any"
+    return [f"{note} ({bound}); noise of a method's own, as in a start, is not covered"] if comparisons > 1 else []
 
 
 def label_of(outcomes: Sequence[Outcome]) -> str:

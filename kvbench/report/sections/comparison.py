@@ -103,7 +103,8 @@ def _finding(of: str, pairs: Sequence[CellPair]) -> Text:
         by = f" (by up to {two_digits(100 * most)}%)" if changes[verdict] else ""
         parts.append(f"{count(len(changes[verdict]))} {verdict.lower()}{by}")
     same, undecided = (count(len(changes[verdict])) for verdict in (Verdict.SAME, Verdict.UNDECIDED))
-    chance = f"; chance alone would show up to {noun(by_chance(len(pairs)), 'difference')}" if len(pairs) > 1 else ""
+    wrong = noun(by_chance(len(pairs)), "difference")
+    chance = f"; of independent visits chance alone would show up to {wrong}" if len(pairs) > 1 else ""
     return f"{of}: {', '.join([*parts, f'{same} the same', f'{undecided} undecided'])}{chance}."
 
 

@@ -229,7 +229,7 @@ def test_intervals_of_pairs_hold_where_visits_are_correlated_and_processes_diffe
         pairs, _, told_apart = simulate(noise, 6, draws=200)
         if not noise.start:  # no pairs of one start can hold what sets starts apart
             assert pairs >= (0.8 if noise.own else 0.9)
-            assert told_apart <= 0.05
+            assert told_apart <= (0.05 if noise.own else 0.01)  # a report says: hardly any
 
 
 @pytest.mark.parametrize("noise", [one for one in NOISES if not (one.own or one.start)], ids=lambda noise: noise.name)
