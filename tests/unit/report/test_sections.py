@@ -21,12 +21,10 @@ from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
-from kvbench.report.model import Chart, Text
+from kvbench.report.model import Text
 from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _enough, fit
-from kvbench.report.sections.threshold import _crossover
 from kvbench.results import Beside, RunInfo, Visit
-from kvbench.results.outcomes import Outcome
 from kvbench.sweep.config import shipped_configs
 from tests import synthetic
 from tests.reports import (
@@ -688,12 +686,8 @@ def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with
 
 
 def test_a_note_explains_a_crossover_only_where_a_row_has_one(tmp_path: Path) -> None:
-    cells = [
-        Cell(backend, Direction.H2D, 10_000, kib * KIB, StreamState.SUSTAINED)
-        for backend in ("batched", "per_block")
-        for kib in (4, 16)
-    ]
-    table = part_of(made_report(tmp_path, of(cells, lambda _: 10.0)), "threshold").tables[0]
+    visits = [*at_threshold(4, batched=10.0, per_block=10.0), *at_threshold(16, batched=10.0, per_block=10.0)]
+    table = part_of(made_report(tmp_path, visits), "threshold").tables[0]
     assert not [note for note in lines_of(table.notes) if "Crossover" in note]
 
 
@@ -733,9 +727,8 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
 
 
 def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone(tmp_path: Path) -> None:
-    cells = [
-        Cell(backend, Direction.H2D, 10_000, 4 * KIB, sms=sms) for backend in ("sm", "triton") for sms in (4, 8, 16)
-    ]
+    ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
+    cells = [replace(ladder, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
     beside = synthetic.beside(replace(DECODE, sms=4), 1.4, 39.0)
     (chart,) = part_of(made_report(tmp_path, [*of(cells, lambda cell: cell.sms or 0), *beside]), "sm-ladder").charts
     assert [said(line.label) for line in chart.plot.lines] == ["sm, 4 KiB", "triton, 4 KiB"]
@@ -796,77 +789,37 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
     assert not part.charts  # of one point
 
 
-@pytest.mark.parametrize(
-    ("faster", "words"),
-    [
-        ([False, True, True], "from 8 KiB"),
-        ([True, False, True], "from 16 KiB"),
-        ([True, True, False], "none to 16 KiB"),
-    ],
-)
-def test_a_crossover_is_the_size_from_which_batched_copies_stay_faster(faster: Sequence[int], words: str) -> None:
-    def outcome(at: int, us: float) -> Outcome:
-        return Outcome(
-            replace(IN_RUNS, block_bytes=KIB << at + 2), "ok", medians={"swap_us": dict.fromkeys(range(6), us)}
-        )
-
-    batched = [outcome(at, 50.0 if is_faster else 100.0) for at, is_faster in enumerate(faster)]
-    assert said(_crossover(batched, [outcome(at, 100.0) for at in range(3)])) == words
-
-
 def at_threshold(kib: int, **rates: float) -> list[Visit]:
-    """The visits of each backend at a block size, in both directions, back to back."""
-    sms = {"triton": 12, "vllm_triton": 12, "sm": 4}
-    cells = [
-        Cell(backend, way, 10_000, kib * KIB, StreamState.SUSTAINED, sms=sms.get(backend))
-        for backend in rates
-        for way in Direction
-    ]
+    swap = Cell("batched", Direction.H2D, 10_000, kib * KIB, StreamState.SUSTAINED)
+    cells = [replace(swap, backend=name, sms=None if name in ("batched", "per_block") else 12) for name in rates]
     return of(cells, lambda cell: rates[cell.backend])
 
 
 @pytest.mark.parametrize(
-    ("middle", "edge"),
+    ("kernel", "middle", "last", "edge", "words"),
     [
-        ((20.0, 20.0), (45.3, "32 KiB: triton faster", "64 KiB: batched faster")),
-        ((50.0, 50.0), (22.6, "16 KiB: triton faster", "32 KiB: batched faster")),
-        ((38.0, 38.0), None),  # the same
-        ((20.0, 70.0), None),  # undecided: faster in every other visit
+        ("triton", (20.0, 20.0), 52.0, "32 KiB: triton faster", "from 64 KiB"),
+        ("triton", (50.0, 50.0), 52.0, "16 KiB: triton faster", "from 32 KiB"),
+        ("vllm_triton", (20.0, 20.0), 52.0, "32 KiB: vllm_triton faster", "from 64 KiB"),  # before kvbench's own
+        ("triton", (50.0, 50.0), 9.0, "", "none to 64 KiB"),
+        ("triton", (38.0, 38.0), 52.0, "", "from 64 KiB"),  # the same at 32 KiB
+        ("triton", (20.0, 70.0), 52.0, "", "from 64 KiB"),  # undecided there: faster in every other visit
     ],
 )
-def test_the_chart_of_the_threshold_marks_the_crossover_only_between_sizes_that_are_told_apart(
-    tmp_path: Path, middle: tuple[float, float], edge: tuple[float, str, str] | None
+def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_sizes_told_apart(
+    tmp_path: Path, kernel: str, middle: Sequence[float], last: float, edge: str, words: str
 ) -> None:
-    kernels = {"triton": 38.0, "sm": 50.0}
-    visits = [*at_threshold(16, batched=9.0, **kernels), *at_threshold(64, batched=52.0, **kernels)]
-    even, odd = (at_threshold(32, batched=gbps, **kernels) for gbps in middle)
-    visits += [visit for visit in even if visit.round % 2 == 0] + [visit for visit in odd if visit.round % 2]
-    (chart,) = part_of(made_report(tmp_path, [*synthetic.ceilings(), *visits]), "threshold").charts
-    (panel,) = chart.plot.panels
-    assert [said(line.label) for line in panel.lines] == ["batched", "triton (12 SMs)", "sm (4 SMs)"]
-    assert [list(line.x) for line in panel.lines] == [[16.0 * KIB, 32.0 * KIB, 64.0 * KIB]] * 3
-    assert list(panel.lines[1].y) == pytest.approx([38.0] * 3)
-    assert panel.title.startswith("h2d, sustained stream")
+    visits = []
+    for kib, turn in product((8, 16, 32, 64), (0, 1)):
+        gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last}[kib]
+        made = at_threshold(kib, **{"batched": gbps, "triton": 38.0, kernel: 38.0, "sm": 50.0})
+        visits += [visit for visit in made if visit.round % 2 == turn]
+    part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *visits]), "threshold")
+    (panel,) = part.charts[0].plot.panels
+    assert [line.backend for line in panel.lines] == list(dict.fromkeys(["batched", kernel, "triton", "sm"]))
     assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
-    x, *texts = panel.divided or (0.0,)
-    assert (round(x / KIB, 1), *map(said, texts)) == (edge or (0.0,))
-
-
-def test_the_chart_of_the_threshold_holds_batched_against_an_engines_kernel_where_it_was_measured(
-    tmp_path: Path,
-) -> None:
-    """Without a copy kernel of either there is no chart, and no edge where batched copies are faster everywhere."""
-
-    def made(name: str, **kernels: float) -> list[Chart]:
-        visits = [*at_threshold(16, batched=20.0, **kernels), *at_threshold(32, batched=40.0, **kernels)]
-        return [*part_of(made_report(tmp_path / name, visits), "threshold").charts]
-
-    (both,) = made("both", triton=10.0, vllm_triton=30.0)
-    _, *texts = both.plot.panels[0].divided or (0.0,)
-    assert [*map(said, texts)] == ["16 KiB: vllm_triton faster", "32 KiB: batched faster"]
-    (never,) = made("never", triton=10.0)
-    assert never.plot.panels[0].divided is None
-    assert made("none", sm=30.0) == []
+    assert said(panel.divided[1] if panel.divided else "") == edge
+    assert words in lines_of(part.tables[0].rows[-1])
 
 
 def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> None:
