@@ -16,6 +16,7 @@ from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, 
 from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
+from kvbench.sweep.installed import engines
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,9 +27,6 @@ _MIN_SIZES: Final = 2
 _SUBMITTING: Final = (0.9, 1.1)
 _SUBMITTED: Final = "†"
 _caller_us: Final = microseconds("caller_us")
-# The copy kernels that engines hold against batched copies, vLLM's own before kvbench's.
-_RIVALS: Final = ("vllm_triton", TRITON)
-_DRAWN: Final = (BATCHED, *_RIVALS, SM)
 _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained"))
 
 
@@ -116,8 +114,9 @@ def _chart(side: ContrastSide) -> Chart | None:
     equal = measured(where(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
     alike = [outcome for outcome in outcomes_in(equal) if outcome.cell.sizes == EQUAL]
     arms = grouped(sorted(alike, key=_size), lambda outcome: outcome.cell.backend)
-    drawn = [name for name in _DRAWN if len(arms.get(name, ())) >= _MIN_SIZES]
-    rival = next((name for name in _RIVALS if name in drawn), None)
+    rivals = _rivals()
+    drawn = [name for name in (BATCHED, *rivals, SM) if len(arms.get(name, ())) >= _MIN_SIZES]
+    rival = next((name for name in rivals if name in drawn), None)
     if BATCHED not in drawn or rival is None:
         return None
     title = f"{DIRECTIONS[0]}, {side.cell.stream_state} stream, N = {count(side.cell.blocks)}"
@@ -128,6 +127,11 @@ def _chart(side: ContrastSide) -> Chart | None:
     footer = f"{INCLUDES[side.cell.stream_state]}. Band: 95%{edge}"
     text = chart_text(side.view, "Threshold: GB/s against block size", footer)
     return Chart(f"threshold-{side.view.label}", text, LinePlot(_SIZES, GBPS, [panel]))
+
+
+def _rivals() -> list[str]:
+    """The copy kernels that engines hold against batched copies: their own before kvbench's Triton kernel."""
+    return [*(engine.kernel for engine in engines().values() if engine.takes and engine.same_as), TRITON]
 
 
 def _plot_line(outcomes: Sequence[Outcome], variant: int) -> PlotLine:
