@@ -241,16 +241,13 @@ class View:
         """The host, as far as it is known: half of what a swap takes is its CPU's."""
         known = self.run.info.identity
         cpus, nodes, near = (known.get(name) for name in ("logical_cpus", "numa_nodes", "gpu_numa_node"))
-        virtual = {True: "virtual machine", False: "no virtual machine"}.get(known.get("hypervisor") is True)
+        virtual = "virtual machine" if known.get("hypervisor") is True else "no virtual machine"
+        near_text = f"{nodes} NUMA nodes, GPU near {near}"
         parts = [
             short(str(known.get("cpu_model") or "CPU unknown"), 80),
             f"{cpus} CPUs" if cpus else "",
             virtual if "hypervisor" in known else "",
-            f"{nodes} NUMA nodes, GPU near {near}"
-            if isinstance(nodes, int) and nodes > 1
-            else "1 NUMA node"
-            if nodes
-            else "",
+            near_text if isinstance(nodes, int) and nodes > 1 else "1 NUMA node" if nodes else "",
             f"CUDA {short(str(cuda), 20)}" if (cuda := known.get("cuda_driver_api")) else "",
         ]
         return ", ".join(filter(None, parts)) if known.get("cpu_model") else ""
