@@ -119,8 +119,7 @@ def _link_to(heading: str, card: Path = REPORT) -> str:
     pattern = re.compile(rf"^#+ ({re.escape(heading)}.*)$", re.MULTILINE)
     files = (card / "report.md", card / "details.md")
     report, match = next((file, found) for file in files if (found := pattern.search(file.read_text())))
-    anchor = re.sub(r"[^\w\- ]", "", match[1].lower()).replace(" ", "-")
-    return f"{report.relative_to(ROOT).as_posix()}#{anchor}"
+    return f"{report.relative_to(ROOT).as_posix()}#{anchor(match[1])}"
 
 
 @cache
