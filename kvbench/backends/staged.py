@@ -57,4 +57,4 @@ class Staged(Backend):
 
 def page_shape(device: Device, cell: Cell, largest_bytes: int, address_bits: int) -> KernelShape:
     """Return the shape of the kernel, as of `shape_on`: no block of it waits for the link, in either direction."""
-    return shape_on(device, replace(cell, direction=Direction.H2D, pool_bytes=0), largest_bytes, address_bits)
+    return shape_on(device, replace(cell, direction=Direction.H2D), largest_bytes, address_bits)
