@@ -36,7 +36,7 @@ from kvbench.engine.device import (
 from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.engine.nvrtc import kernel_texts
 from kvbench.errors import KvbenchError
-from kvbench.machine.probes import far_pages, stay_near
+from kvbench.machine.placement import far_pages, stay_near
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.layout import Layout
