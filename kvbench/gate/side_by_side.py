@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -56,6 +56,7 @@ _CONTROLS: Final = 8
 # The maximum number of times that spoiled pairs are repeated for one look.
 _TRIES: Final = 3
 Say = Callable[[str], None]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,41 +140,49 @@ def _python(where: str, path: Path) -> Path:
     raise UsageError(f"{where}: no python there; {FORMS}")
 
 
-class MeasuredSide(Observer):
-    """A side that is measured, which keeps its records and reports failures.
+@dataclass(frozen=True, slots=True)
+class StartedSide:
+    """A side whose worker runs, and what it can measure."""
 
-    `start` finds out what it can measure, `create` makes its run; `names` are its cells by those of the base.
-    """
-
+    name: str
+    side: Side
+    spec: SweepSpec
+    slot: WorkerSlot
     opened: Opened
     plan: Plan
     info: RunInfo
-    names: Mapping[Cell, Cell]
-    execution: Execution
 
-    def __init__(self, name: str, side: Side, spec: SweepSpec, stack: ExitStack, failures: ReportedFailures, say: Say):
-        self.name, self.side, self._stack, self._failures, self._say = name, side, stack, failures, say
-        narrowed = spec if side.backend is None else spec.with_axes({"backend": side.backend})
-        self.spec = narrowed.with_options(fault=side.fault)
-        with located(f"{side.option} {brief(side.text)}"):
-            asked = asked_for(self.spec)
-        self._slot = stack.enter_context(closing(WorkerSlot(self.spec, asked, side.interpreter)))
+
+def _slot(spec: SweepSpec, side: Side, stack: ExitStack) -> tuple[SweepSpec, WorkerSlot]:
+    """The sweep of a side, with its backend and fault, and the place of its worker, which `stack` closes."""
+    if side.backend is not None:
+        spec = spec.with_axes({"backend": side.backend})
+    spec = spec.with_options(fault=side.fault)
+    with located(f"{side.option} {brief(side.text)}"):
+        asked = asked_for(spec)
+    return spec, stack.enter_context(closing(WorkerSlot(spec, asked, side.interpreter)))
+
+
+def _start(name: str, side: Side, spec: SweepSpec, slot: WorkerSlot) -> StartedSide:
+    """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
+    opened = slot.start()
+    spec = msgspec.structs.replace(spec, limits=half_of_memory(spec.limits, opened))
+    plan = expand(spec, opened.device, opened.backends)
+    if not plan.cells:
+        raise UsageError(f"{side.option} {brief(side.text)}: {nothing_to_measure(plan)}")
+    return StartedSide(name, side, spec, slot, opened, plan, run_info(spec, opened, ["kvbench", *sys.argv[1:]]))
+
+
+class MeasuredSide(Observer):
+    """A side with a run: it keeps the records and reports failures; `names` are its cells by those of the base."""
+
+    def __init__(
+        self, started: StartedSide, names: Mapping[Cell, Cell], writer: RunWriter, failures: ReportedFailures, say: Say
+    ) -> None:
+        self.name, self.side, self.plan, self.names = started.name, started.side, started.plan, names
+        self._info, self._failures, self._say = started.info, failures, say
         self._records: list[Record] = []
-
-    def start(self) -> None:
-        """Start the worker and plan; raises UsageError if there is nothing to measure, and errors of the worker."""
-        self.opened = self._slot.start()
-        self.spec = msgspec.structs.replace(self.spec, limits=half_of_memory(self.spec.limits, self.opened))
-        self.plan = expand(self.spec, self.opened.device, self.opened.backends)
-        if not self.plan.cells:
-            raise UsageError(f"{self.side.option} {brief(self.side.text)}: {nothing_to_measure(self.plan)}")
-        self.info = run_info(self.spec, self.opened, ["kvbench", *sys.argv[1:]])
-
-    def create(self, folder: Path, names: Mapping[Cell, Cell]) -> None:
-        """Create the run directory below `folder`; raises StorageError."""
-        self.names = names
-        writer = self._stack.enter_context(RunWriter.create(folder / self.name, self.info))
-        self.execution = Execution(self.spec, self.plan, self.opened, writer, self._slot, self, Progress())
+        self.execution = Execution(started.spec, started.plan, started.opened, writer, started.slot, self, Progress())
 
     def recorded(self, record: Record) -> None:
         self._records.append(record)
@@ -182,7 +191,7 @@ class MeasuredSide(Observer):
             self._say(f"  to measure it again: {record.command}")
 
     def run(self) -> Run:
-        return Run(self.execution.writer.path, self.info, [*self._records], [])
+        return Run(self.execution.writer.path, self._info, [*self._records], [])
 
     def without_partner(self) -> list[str]:
         """Return a note if cells have no partner on the other side and are not measured."""
@@ -292,21 +301,21 @@ class SideBySide:
     def _pair(self, number: int, cell: Cell, order: Sequence[str], *, verify: bool) -> None:
         """Visit a cell on one side and then on the other, on one CPU; a failed cell is not visited again."""
         cpu = None
-        self._failed.add(cell)  # until both visits are made
         for name in order:
             side = self.running[name]
             planned = PlannedVisit(number, (side.names[cell],))
             answer: Visit | Failure | None = None
-            with self._replacing(side, number):
+            with self._replacing(side, number, visiting=cell):
                 (answer,) = side.execution.visit(planned, InTurn(verify=verify, cpu=cpu))
             if not isinstance(answer, Visit):
+                self._failed.add(cell)
                 return
             cpu, (began_ns, ended_ns) = answer.cpu, answer.span_ns or (0, 0)
             if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
                 side.execution.fail(planned, "its visit overlaps a visit of the other side")
+                self._failed.add(cell)
                 return
             self._last_ns = ended_ns
-        self._failed.remove(cell)
 
     def _renew(self) -> None:
         """Replace the workers of both sides; a side whose worker cannot be replaced fails."""
@@ -318,7 +327,7 @@ class SideBySide:
                 renewal.result()
 
     @contextmanager
-    def _replacing(self, side: MeasuredSide, number: int) -> Iterator[None]:
+    def _replacing(self, side: MeasuredSide, number: int, visiting: Cell | None = None) -> Iterator[None]:
         """Fail the cells of a side whose worker is lost inside and cannot be replaced; raises StorageError."""
         try:
             yield
@@ -326,7 +335,8 @@ class SideBySide:
             raise
         except KvbenchError as error:
             for cell in self._cells:
-                if cell not in self._failed:
+                # What was being visited has its failure: the loss of the worker.
+                if cell not in self._failed and cell != visiting:
                     why = f"its worker could not be replaced: {error}"
                     side.execution.fail(PlannedVisit(number, (side.names[cell],)), why)
             self._failed.update(self._cells)
@@ -348,28 +358,27 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say) -> I
     with ExitStack() as stack:
         # A worker dies with the thread that started it; these threads end after their workers.
         pool = stack.enter_context(ThreadPoolExecutor(3))
-        failures = ReportedFailures()
-        sides = [MeasuredSide(name, side, spec, stack, failures, say) for name, side in ((BASE, base), (CAND, cand))]
-        ours, theirs = sides
-        _at_once(pool, [side.start for side in sides])
-        paired = partners(ours.plan.cells, theirs.plan.cells)
-        if not paired:
-            raise UsageError("--base and --cand have no cell in common")
-        if differing := machine_differences(ours.info.identity, theirs.info.identity):
-            raise MismatchError(f"--base and --cand measure different machines: {few(differing)}")
+        starts = [partial(_start, name, side, *_slot(spec, side, stack)) for name, side in ((BASE, base), (CAND, cand))]
+        started = _at_once(pool, starts)
+        paired = _partners(*started)
         _make(folder)
-        ours.create(folder, {cell: cell for cell in paired})
-        theirs.create(folder, paired)
+        failures = ReportedFailures()
+        sides = []
+        for ready, names in zip(started, ({cell: cell for cell in paired}, paired), strict=True):
+            writer = stack.enter_context(RunWriter.create(folder / ready.name, ready.info))
+            sides.append(MeasuredSide(ready, names, writer, failures, say))
+        ours, theirs = sides
         try:
             for side in sides:
                 side.execution.begin()
             if base.backend == cand.backend:
                 _fail_missing(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
-            for note in (*_remarks(ours, theirs), *ours.without_partner(), *theirs.without_partner()):
+            for note in (*_remarks(*started), *ours.without_partner(), *theirs.without_partner()):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
-            reserve = [partial(side.execution.reserve, side.names.values()) for side in sides]
-            _at_once(pool, [*reserve, partial(import_module, "kvbench.results.frame")])  # nobody waits for it here
+            # pandas, which writes the summaries at the end, loads in this time.
+            meanwhile: list[Callable[[], object]] = [partial(import_module, "kvbench.results.frame")]
+            _at_once(pool, meanwhile + [partial(side.execution.reserve, side.names.values()) for side in sides])
             both = SideBySide(ours, theirs, say, pool, time.monotonic() - began_s)
             yield both
         except (KeyboardInterrupt, KvbenchError) as why:
@@ -389,15 +398,24 @@ def _fail_missing(cand: Execution, missing: Iterable[Cell]) -> None:
         cand.fail(PlannedVisit(0, (cell,)), f"the candidate cannot run what the base can: {why}")
 
 
-def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], object]]) -> None:
-    """Make all calls at the same time; raises the first error when all have ended."""
+def _at_once(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """The results of all calls, made at the same time; raises the first error when all have ended."""
     futures = [pool.submit(call) for call in calls]
     wait(futures)
-    for future in futures:
-        future.result()
+    return [future.result() for future in futures]
 
 
-def _remarks(base: MeasuredSide, cand: MeasuredSide) -> list[str]:
+def _partners(base: StartedSide, cand: StartedSide) -> dict[Cell, Cell]:
+    """The candidate's cells by those of the base; raises UsageError without any, MismatchError between machines."""
+    paired = partners(base.plan.cells, cand.plan.cells)
+    if not paired:
+        raise UsageError("--base and --cand have no cell in common")
+    if differing := machine_differences(base.info.identity, cand.info.identity):
+        raise MismatchError(f"--base and --cand measure different machines: {few(differing)}")
+    return paired
+
+
+def _remarks(base: StartedSide, cand: StartedSide) -> list[str]:
     if base.side.backend != cand.side.backend:
         return []
     if base.side.interpreter == cand.side.interpreter:
