@@ -27,6 +27,8 @@ from kvbench.models.rows import (
     window_of,
 )
 from kvbench.models.states import (
+    KIND_FIELDS,
+    Mixed,
     conv_state,
     delta_state,
     gated_delta_state,
@@ -37,8 +39,6 @@ from kvbench.models.states import (
 )
 from kvbench.text import shown
 
-# The fields that list the kinds of layers.
-_KINDS: Final = ("layers_block_type", "layer_types")
 _DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
 
@@ -68,7 +68,8 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
         raise UsageError(f"{len(layers) * steps} layers are more than {MOST_LAYERS}")
     layers *= steps  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
-    attending = [rows for layer in layers if (rows := [one for one in layer if one.part is not CachePart.STATES])]
+    rows = [[cache for cache in layer if cache.part is not CachePart.STATES] for layer in layers]
+    attending = [*filter(None, rows)]
     if not attending:
         raise UsageError(f"{model_type}: no layer has a KV cache")
     if with_draft:
@@ -84,7 +85,7 @@ def is_plain(model_type: str) -> bool:
 
 
 def _qwen(fields: Fields) -> Layers:
-    """Return layers whose window counts only where the file says that it is used."""
+    """Layers whose window counts only where the file says that it is used."""
     if fields.get("use_sliding_window") is True:
         return dense(fields)
     fields.skip("sliding_window max_window_layers layer_types")
@@ -112,7 +113,7 @@ def _minimax_m3(fields: Fields) -> Layers:
 
 
 def _longcat(fields: Fields) -> Layers:
-    """Return layers of two attentions; `num_hidden_layers` counts either the layers or the attentions."""
+    """Layers of two attentions; `num_hidden_layers` counts either the layers or the attentions."""
     layers, others = fields.needed("num_layers"), fields.whole("num_hidden_layers")
     if others not in (None, layers, 2 * layers):
         raise FieldError("num_hidden_layers", f"{others} is neither num_layers {layers} nor twice as many")
@@ -155,9 +156,9 @@ def _deepseek_v4(fields: Fields) -> Layers:
     row_bytes = size + (fields.whole("qk_rope_head_dim") or 64)
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
-    if others := [one for one in types or () if str(one) not in rates]:
+    if others := [kind for kind in types or () if str(kind) not in rates]:
         raise FieldError("layer_types", f"{shown(others[0])} {NO_KIND}")
-    ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[one] for one in types or ()])
+    ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[kind] for kind in types or ()])
     if len(ratios) < layers:
         raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")
     row = Cache(1, size, 1, row_bytes=row_bytes)
@@ -178,12 +179,12 @@ def _llama4(fields: Fields) -> Layers:
     every = fields.whole("no_rope_layer_interval") or 4
     by_period = [(layer + 1) % every != 0 for layer in range(layers)]
     rotary = fields.flags("no_rope_layers", layers) if fields.get("no_rope_layers") else by_period
-    by_position = ["chunked" if one else "full" for one in rotary or by_period]
+    by_position = ["chunked" if has_positions else "full" for has_positions in rotary or by_period]
     kinds = kinds_of(fields, layers, ("full", "chunked")) or by_position
     chunk = fields.whole("attention_chunk_size")
     shape = kv_heads(fields), head_size(fields), None
-    slides = [kind == "chunked" and chunk is not None for kind in kinds]
-    return [k_and_v(*shape, (chunk or 0) if one else 0, chunked=one) for one in slides]
+    full, chunked = k_and_v(*shape), k_and_v(*shape, chunk or 0, chunked=chunk is not None)
+    return [chunked if kind == "chunked" else full for kind in kinds]
 
 
 def _mimo_v2(fields: Fields) -> Layers:
@@ -200,7 +201,7 @@ def _mimo_v2(fields: Fields) -> Layers:
         fields.whole("swa_v_head_dim") or value_dim,
         window,
     )
-    return [sliding if one else full for one in slides]
+    return [sliding if is_sliding else full for is_sliding in slides]
 
 
 def _gemma4(fields: Fields) -> Layers:
@@ -235,11 +236,12 @@ def _step(fields: Fields) -> Layers:
         if other.get("attention_type") != "sliding_attention":
             raise other.error("attention_type", "not sliding_attention, the only one known")
         sliding = k_and_v(kv_heads(other, *names), other.whole("head_dim") or full[0].head_dim, None)
-    return [[one._replace(window=window) for one in sliding] if kind == "sliding" else full for kind in kinds]
+    sliding = [cache._replace(window=window) for cache in sliding]
+    return [sliding if kind == "sliding" else full for kind in kinds]
 
 
 def _nemotron_nas(fields: Fields) -> Layers:
-    """Read a table for each layer: its query heads of one KV head, or no attention at all."""
+    """A table for each layer: its query heads of one KV head, or no attention at all."""
     layers, size, heads = layer_count(fields), head_size(fields), fields.needed("num_attention_heads")
     fields.skip("num_key_value_heads")
     blocks: list[Any] | None = fields.items("block_configs", layers)
@@ -264,67 +266,6 @@ def _nemotron_nas(fields: Fields) -> Layers:
     return caches
 
 
-def _mixed(
-    fields: Fields,
-    state: Callable[[Fields], list[Cache]] | None = None,
-    *,
-    attends: str = "full",
-    is_latent: bool = False,
-    is_known: bool = True,
-    **rule: Any,
-) -> Layers:
-    """Layers that attend, that have a state, or (as `attends` says) both: "hybrid".
-
-    `is_known` tells whether the files of the family have the sizes of `state`.
-    """
-    kinds = _attending(fields, attends, **rule)
-    rows = latent(fields, len(kinds), known=("full", "state")) if is_latent else [usual_rows(fields)] * len(kinds)
-    try:
-        states = state(fields) if state else []
-    except FieldError:
-        if is_known and not {"state", "conv", "hybrid"}.isdisjoint(kinds):
-            raise
-        states = []
-    return [
-        (row if kind in ("full", "hybrid") else []) + (states if kind not in ("full", "none") else [])
-        for row, kind in zip(rows, kinds, strict=True)
-    ]
-
-
-def _attending(
-    fields: Fields,
-    attends: str,
-    *,
-    kinds: Sequence[str] = _KINDS,
-    indexes: str = "",
-    period: str = "",
-    usual: int = 0,
-    offset: str = "",
-    has_tail: bool = False,
-) -> list[str]:
-    """Return the kind of each layer: as a field of `kinds` says, or `attn_type_list`, or the `indexes` of those that
-    attend, or by a `period` (`usual`, if the family has one) and an `offset`, by default the last of each period; with
-    `has_tail`, those after the last whole period attend too.
-    """
-    lists = [value for name in kinds if isinstance(value := fields.get(name), list | str)]
-    count = len(lists[0]) if lists and not fields.has("num_hidden_layers") else layer_count(fields)
-    found = kinds_of(fields, count, ("full", "state", "none", "conv", attends), kinds)
-    flags = fields.flags("attn_type_list", count)
-    named: list[int] | None = fields.read(indexes, list[NoneOrMore] | None) if indexes else None
-    every = (fields.whole(period) if period else None) or usual
-    within = Annotated[int, msgspec.Meta(ge=0, le=every - 1)]
-    first: int = fields.read(offset, within, 4) if offset else every - 1  # Jamba's default
-    if found:
-        return found
-    if named is not None:
-        flags = [at in named for at in range(count)]
-    if not flags and not every:
-        raise FieldError(period or kinds[0], "missing; a config.json of this kind of model must have it")
-    tail = count // every * every if has_tail else count
-    flags = flags or [at % every == first or at >= tail for at in range(count)]
-    return [attends if one else "state" for one in flags]
-
-
 def _kimi_linear(fields: Fields) -> Layers:
     """Latent and delta attention; two lists count their layers from 1."""
     linear, layers = linear_table(fields), layer_count(fields)
@@ -332,7 +273,7 @@ def _kimi_linear(fields: Fields) -> Layers:
     if sorted(full + linear.read("kda_layers", list[int])) != list(range(1, layers + 1)):
         raise FieldError("linear_attn_config", f"its lists do not name each of {layers} layers once")
     kinds = ["attention" if at in full else "mamba" for at in range(1, layers + 1)]
-    return _mixed(fields.over({"layer_types": kinds}), delta_state, is_latent=True)
+    return Mixed(delta_state, is_latent=True)(fields.over({"layer_types": kinds}))
 
 
 def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *, fixed: bool = False) -> Layers:
@@ -344,7 +285,7 @@ def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *,
     if fixed:
         period, offset = fields.whole("attn_layer_period") or 6, fields.read("attn_layer_offset", NoneOrMore, 4)
         fields.over({"hybrid_layer_ids": [2, *range(3 + offset, layer_count(fields), period)]})
-    return _mixed(fields, state, attends="hybrid", indexes="hybrid_layer_ids")
+    return Mixed(state, "hybrid", indexes="hybrid_layer_ids")(fields)
 
 
 def _zaya(fields: Fields) -> Layers:
@@ -369,7 +310,7 @@ def _heads_by_layer(fields: Fields, name: str) -> Layers:
     """KV heads in a list with a number for each layer."""
     layers = layer_count(fields)
     heads: list[int] = fields.read(name, Annotated[list[Count], msgspec.Meta(min_length=layers, max_length=layers)])
-    return [k_and_v(one, head_size(fields), None) for one in heads]
+    return [k_and_v(of_layer, head_size(fields), None) for of_layer in heads]
 
 
 class Family(NamedTuple):
@@ -386,12 +327,12 @@ _UNKNOWN: Final = partial(Family, plain=False, states_unknown=True)
 _NEMOTRON: Final = partial(mamba2_state, names="mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel")
 _GRANITE: Final = partial(mamba2_state, names="mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv")
 _ZAMBA2: Final = partial(mamba2_state, names="n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv")
-_JAMBA: Final = partial(_mixed, state=mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
-_QWEN_NEXT: Final = partial(_mixed, state=gated_delta_state, period="full_attention_interval", usual=4)
+_JAMBA: Final = Mixed(mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
+_QWEN_NEXT: Final = Mixed(gated_delta_state, period="full_attention_interval", usual=4)
 _OF_LING: Final = partial(delta_state, names="num_attention_heads head_dim short_conv_kernel_size")
 _OF_GLM: Final = partial(delta_state, names="linear_num_heads linear_head_dim linear_conv_kernel_dim")
-_LING: Final = partial(_mixed, state=_OF_LING, is_known=False, is_latent=True, period="layer_group_size", has_tail=True)
-_GLM_NEXT: Final = partial(_mixed, state=_OF_GLM, is_latent=True, usual=4)
+_LING: Final = Mixed(_OF_LING, is_latent=True, has_sizes=False, period="layer_group_size", has_tail=True)
+_GLM_NEXT: Final = Mixed(_OF_GLM, is_latent=True, usual=4)
 # Fields that a family's cache does not depend on.
 _KPOOL: Final = "index_kpool_always_select_tail index_kpool_compress linear_lower_bound"
 _LFM: Final = """
@@ -434,11 +375,11 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_OTHER(_longcat), "longcat_flash longcat_flash_ngram"),
     (_OTHER(_kimi_linear, "attn_res_block_size"), "kimi_linear"),
     (_UNKNOWN(_LING, _LINEAR), "bailing_hybrid"),
-    (_UNKNOWN(partial(_mixed, period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
+    (_UNKNOWN(Mixed(period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
     (_OTHER(_dots), "dots3_note dots3_note_text"),
     (_OTHER(_GLM_NEXT, _KPOOL), "glm5_next glm5_next_text"),
-    (_OTHER(partial(_mixed, usual=1)), "minimax_m2"),
-    (_UNKNOWN(_mixed, _MINIMAX), "minimax_m1 minimax_text_01 minimax"),
+    (_OTHER(Mixed(usual=1)), "minimax_m2"),
+    (_UNKNOWN(Mixed(), _MINIMAX), "minimax_m1 minimax_text_01 minimax"),
     (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
     (_OTHER(_llama4), "llama4 llama4_text"),
     (_OTHER(_mllama), "mllama mllama_text_model"),
@@ -449,12 +390,12 @@ _ROWS: Final[Sequence[tuple[Family, str]]] = (
     (_OTHER(_QWEN_NEXT), "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
     (_OTHER(_QWEN_NEXT, "num_blocks"), "interns2_mobius interns2_mobius_text"),  # its blocks are banks of experts
     (_OTHER(_QWEN_NEXT, "linear_allow_neg_eigval"), "olmo_hybrid"),
-    (_OTHER(partial(_mixed, state=_NEMOTRON, kinds=("hybrid_override_pattern", *_KINDS)), _MAMBA), "nemotron_h"),
-    (_OTHER(partial(_mixed, state=_GRANITE, indexes="attn_layer_indices"), _MAMBA), "granitemoehybrid bamba"),
-    (_OTHER(partial(_mixed, state=_GRANITE, attends="hybrid", usual=1), _MAMBA), "falcon_h1"),
+    (_OTHER(Mixed(_NEMOTRON, kinds=("hybrid_override_pattern", *KIND_FIELDS)), _MAMBA), "nemotron_h"),
+    (_OTHER(Mixed(_GRANITE, indexes="attn_layer_indices"), _MAMBA), "granitemoehybrid bamba"),
+    (_OTHER(Mixed(_GRANITE, "hybrid", usual=1), _MAMBA), "falcon_h1"),
     (_OTHER(partial(_shared_attention, state=_ZAMBA2), _ZAMBA), "zamba2"),
     (_OTHER(partial(_shared_attention, state=mamba1_state, fixed=True), _ZAMBA), "zamba"),
     (_OTHER(_JAMBA, _MAMBA), "jamba"),
-    (_OTHER(partial(_mixed, state=conv_state, indexes="full_attn_idxs", usual=1), _LFM), "lfm2 lfm2_moe"),
+    (_OTHER(Mixed(conv_state, indexes="full_attn_idxs", usual=1), _LFM), "lfm2 lfm2_moe"),
 )
 _FAMILIES: Final = {name: family for family, names in _ROWS for name in names.split()}

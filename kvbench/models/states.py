@@ -1,15 +1,22 @@
-"""The states that a linear layer keeps of a sequence: the last inputs of a convolution, and what recurs."""
+"""The states that a linear layer keeps of a sequence: the last inputs of a convolution, and what recurs; and families
+of models in which such layers stand among layers that attend.
+"""
 
 import math
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-from kvbench.models.fields import FieldError, Fields
+import msgspec
+
+from kvbench.models.fields import FieldError, Fields, NoneOrMore, layer_count
 from kvbench.models.geometry import CachePart
-from kvbench.models.rows import Cache
+from kvbench.models.rows import Cache, Layers, kinds_of, latent, usual_rows
 from kvbench.text import shown
 
 _IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
+# The fields that list the kinds of layers.
+KIND_FIELDS: Final = ("layers_block_type", "layer_types")
 
 
 def state_of(units: int, conv_elements: int, elements: int, element_bytes: int) -> list[Cache]:
@@ -72,3 +79,67 @@ def linear_table(fields: Fields) -> Fields:
     table = fields.table("linear_attn_config")
     table.skip(f"full_attn_layers kda_layers gate_lower_bound use_full_rank_gate {_IN_TABLE}")
     return table
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A family whose layers attend, have a state, or (as `attends` says) both: "hybrid". Called, it reads them.
+
+    Which attend is told by the first field of `kinds` that a file has, by `attn_type_list`, by the field `indexes`, or
+    by the field `period` (`usual` is its class's) and the field `offset`, without which the last of each period does.
+    With `has_tail`, those after the last whole period attend too. `has_sizes` tells whether the files of the family
+    have the sizes of its state.
+    """
+
+    state: Callable[[Fields], list[Cache]] | None = None
+    attends: str = "full"
+    is_latent: bool = False
+    has_sizes: bool = True
+    kinds: Sequence[str] = KIND_FIELDS
+    indexes: str = ""
+    period: str = ""
+    usual: int = 0
+    offset: str = ""
+    has_tail: bool = False
+
+    def __call__(self, fields: Fields) -> Layers:
+        kinds = self._kinds(fields)
+        if self.is_latent:
+            rows = latent(fields, len(kinds), known=("full", "state"))
+        else:
+            rows = [usual_rows(fields)] * len(kinds)
+        states = self._states(fields, needed=not {"state", "conv", "hybrid"}.isdisjoint(kinds))
+        layers = []
+        for row, kind in zip(rows, kinds, strict=True):
+            attends, has_state = kind in ("full", "hybrid"), kind not in ("full", "none")
+            layers.append((row if attends else []) + (states if has_state else []))
+        return layers
+
+    def _states(self, fields: Fields, *, needed: bool) -> list[Cache]:
+        try:
+            return self.state(fields) if self.state else []
+        except FieldError:
+            if self.has_sizes and needed:
+                raise
+            return []
+
+    def _kinds(self, fields: Fields) -> list[str]:
+        """The kind of each layer. Every field is read, also after one decided: what nobody read is refused."""
+        lists = [fields.get(name) for name in self.kinds]
+        listed = next((value for value in lists if isinstance(value, list | str)), None)
+        count = layer_count(fields) if listed is None or fields.has("num_hidden_layers") else len(listed)
+        kinds = kinds_of(fields, count, ("full", "state", "none", "conv", self.attends), self.kinds)
+        flags = fields.flags("attn_type_list", count)
+        indexes: list[int] | None = fields.read(self.indexes, list[NoneOrMore] | None) if self.indexes else None
+        period = (fields.whole(self.period) if self.period else None) or self.usual
+        within = Annotated[int, msgspec.Meta(ge=0, le=period - 1)]
+        offset: int = fields.read(self.offset, within, 4) if self.offset else period - 1  # Jamba's default
+        if kinds:
+            return kinds
+        if indexes is not None:
+            flags = [layer in indexes for layer in range(count)]
+        if not flags and not period:
+            raise FieldError(self.period or self.kinds[0], "missing; a config.json of this kind of model must have it")
+        tail = count // period * period if self.has_tail else count
+        flags = flags or [layer % period == offset or layer >= tail for layer in range(count)]
+        return [self.attends if attends else "state" for attends in flags]
