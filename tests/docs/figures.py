@@ -1,12 +1,10 @@
 """The figures of README, from the runs of the newest committed report; without one, a line says so."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
-
-import pandas as pd
+from typing import Final, NamedTuple
 
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.markdown import anchor
@@ -16,6 +14,7 @@ from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from kvbench.text import ends
 from reports.cards import cards, run_folders
+from tests.docs.markup import table
 
 ROOT: Final = Path(__file__).parents[2]
 # The reports of README's first table, newest first, and the one of all other figures.
@@ -29,10 +28,28 @@ _MOST_FINDINGS: Final = 2
 
 
 def numbers() -> str:
-    """The answer of the newest card's report, and where its figures come from."""
-    table, _, notes, _ = (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 3)
-    said = " ".join(f"{note}." for note in notes.removeprefix("- ").split("\n- "))
-    return f"{table}\n\n{said} {_origin()}"
+    """The answer of the newest card's report, in so few columns that a phone shows all, and where it comes from."""
+    notes = _answer()[2].removeprefix("- ").split("\n- ")
+    head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
+    return f"{table(head, [_situation(*row) for row in answer_rows()])}\n\n{'. '.join(notes)}. {_origin()}"
+
+
+def answer_rows() -> list[list[str]]:
+    """Return the rows of the report's answer: direction, beside, use, GB/s, step, cost, otherwise."""
+    return [line.strip("| ").split(" | ") for line in _answer()[0].splitlines()[2:]]
+
+
+def _answer() -> list[str]:
+    """Return the table of the report's answer, its caption, its notes and the rest."""
+    return (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 3)
+
+
+def _situation(direction: str, beside: str, use: str, gbps: str, step: str, cost: str, other: str) -> Sequence[str]:
+    lost, _, thread = cost.rpartition(" + ")
+    said = {"step": step, "lost": lost, "thread": thread}
+    costs = ", ".join(f"{name} {figure}" for name, figure in said.items() if figure not in ("", "-"))
+    swap = f"{direction} {'alone' if beside == 'nothing' else f'beside {beside}'}"
+    return swap, use if other == "-" else f"{use}<br>otherwise {other}", gbps, costs or "-"
 
 
 class Asked(NamedTuple):
@@ -64,8 +81,21 @@ def picture() -> str:
 def asked() -> str:
     """A line for each question: what its section finds in the run of the card, or that the run is missing."""
     rows = [f"| {_linked(each)} | {_found(each)} |" for each in _ASKED]
+    if (RUNS / "threshold").is_dir():
+        asked = _ASKED[1]._replace(question="From which block size on is batched faster than Triton?")
+        rows.insert(2, f"| {_linked(asked)} | {_crossovers()} |")
     limit = [f"| Where do small blocks end? | {_limit()} |"] if (RUNS / "engine").is_dir() else []
     return "\n".join(["| Asked | On this card |", "| --- | --- |", *rows, *limit])
+
+
+def _crossovers() -> str:
+    """From which block size on batched copies are faster than the Triton kernel, by direction and SM count."""
+    (chapter,) = _chapters("threshold", "threshold")
+    (back_to_back, *_) = chapter.part.tables
+    column = next(index for index, head in enumerate(back_to_back.header) if head.startswith("triton"))
+    lines = [row for row in back_to_back.rows if str(row[1]).startswith("crossover, ") and row[column]]
+    texts = [f"{row[0]} {str(row[1]).removeprefix('crossover, ')}: {row[column]}" for row in lines]
+    return f"{'; '.join(texts).replace('none to', 'not up to')} ([table]({_link_to(chapter.section.short_title)}))"
 
 
 def _linked(asked: Asked) -> str:
@@ -88,8 +118,9 @@ def _chapters(run: str, section: str) -> list[Chapter]:
 
 
 def _limit() -> str:
-    swap = _cells("engine", backend="sm", direction="h2d", blocks=50_000, block_size="1KiB").iloc[0]
-    large_gbps = _cells("engine", backend="sm", direction="h2d", block_size="16KiB").iloc[0].roof_gbps
+    loads = committed("engine").table.query("backend == 'sm' and direction == 'h2d' and pattern == 'shuffled'")
+    swap = loads.query("blocks == 50_000 and block_size == '1KiB'").iloc[0]
+    large_gbps = loads.query("block_size == '16KiB'").iloc[0].roof_gbps
     titles = {section.name: section.title for section in SECTIONS}
     return (
         f"Address translation ends them: also with all SMs, {swap.limit_blocks_per_s / 1e6:.0f} million scattered "
@@ -114,30 +145,17 @@ def _origin() -> str:
     )
 
 
-def _link_to(heading: str, card: Path = REPORT) -> str:
-    """Return a link to the section of a card's report, or else of its details, whose heading begins so."""
+def _link_to(heading: str) -> str:
+    """Return a link to the section of the report, or else of its details, whose heading begins so."""
     pattern = re.compile(rf"^#+ ({re.escape(heading)}.*)$", re.MULTILINE)
-    files = (card / "report.md", card / "details.md")
+    files = (REPORT / "report.md", REPORT / "details.md")
     report, match = next((file, found) for file in files if (found := pattern.search(file.read_text())))
     return f"{report.relative_to(ROOT).as_posix()}#{anchor(match[1])}"
 
 
 @cache
-def committed(run: str, card: Path = REPORT) -> Run:
-    return load_run(card / "runs" / run)
-
-
-@cache
-def _frame(run: str, card: Path) -> pd.DataFrame:
-    return committed(run, card).table
-
-
-def _cells(run: str, card: Path = REPORT, **values: Any) -> pd.DataFrame:
-    frame = _frame(run, card)
-    for name, value in ({"pattern": "shuffled"} | values).items():
-        column = frame[name].astype(object).where(frame[name].notna(), "")
-        frame = frame[column.isin(value if isinstance(value, tuple) else (value,))]
-    return frame
+def committed(run: str) -> Run:
+    return load_run(RUNS / run)
 
 
 def of_a_card(makers: Mapping[str, Callable[[], str]]) -> Mapping[str, Callable[[], str]]:

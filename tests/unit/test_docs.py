@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
@@ -161,102 +161,74 @@ def test_no_measured_figure_is_typed(document: Path) -> None:
 
 
 @cache
-def raw_cells(run: Path) -> list[tuple[dict[str, Any], float, float]]:
-    """Return the cells of a journal with what their swaps take in us: medians of the raw samples, by visit and cell, at
-    least and at most, by which attempts of the visits count.
-    """
-    visits: dict[str, dict[int, list[float]]] = {}
+def raw_cells(run: Path) -> Sequence[Sequence[dict[str, Any]]]:
+    """Return the visits of a journal by cell, each with the label of its method."""
+    cells: dict[str, list[dict[str, Any]]] = {}
     with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
         for line in map(json.loads, journal):
-            if "event_us" in (samples := line.get("samples", {})):
-                rounds = visits.setdefault(json.dumps(line["cell"]), {})
-                rounds.setdefault(line["round"], []).append(median(samples["event_us"]))
-    return [
-        (json.loads(text), median(map(min, rounds.values())), median(map(max, rounds.values())))
-        for text, rounds in visits.items()
-    ]
+            if line["type"] == "visit":
+                cell = line["cell"]
+                line["label"] = f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"]
+                line["label"] += f", pace {cell['pace']}" if cell.get("pace") else ""
+                cells.setdefault(json.dumps(cell), []).append(line)
+    return [*cells.values()]
 
 
-def are_of(
-    run: Path, shown: list[tuple[str, float]], direction: str, states: list[str], shape: tuple[str, str]
-) -> bool:
-    """Whether a run measured these times in us of methods, to three digits, from 1 000 on to whole ones."""
-    known = [
-        (f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"], to(low_us), to(high_us))
-        for cell, low_us, high_us in raw_cells(run)
-        if (cell["blocks"], cell["block_size"], cell["direction"]) == (*shape, direction)
-        and cell["stream_state"] in states
-        for to in (lambda us: float(f"{us:.3g}"), round)
-    ]
-    return all(any(label == name and low <= us <= high for name, low, high in known) for label, us in shown)
+def cells_of(label: str, **axes: str) -> Iterator[Sequence[dict[str, Any]]]:
+    for run in figures.RUNS.iterdir():
+        for visits in raw_cells(run) if (run / "journal.jsonl.gz").exists() else ():
+            if visits[0]["label"] == label and axes.items() <= visits[0]["cell"].items():
+                yield visits
 
 
-def answer_rows() -> list[list[str]]:
-    """Return the rows of README's answer."""
-    lines = (re.split(r" *\| *", line)[1:-1] for line in README.read_text().splitlines() if line[:1] == "|")
-    return [row for row in lines if row[0] in ("h2d", "d2h")]
-
-
-def journals() -> list[Path]:
-    return [run for run in figures.RUNS.iterdir() if (run / "journal.jsonl.gz").exists()]
+def median_of(visits: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> tuple[float, float]:
+    """Return the median over rounds, by which visits of a round that was repeated count at least and at most."""
+    rounds: dict[int, list[float]] = {}
+    for visit in visits:
+        rounds.setdefault(visit["round"], []).append(figure(visit))
+    return median(map(min, rounds.values())), median(map(max, rounds.values()))
 
 
 @pytest.mark.skipif(not cards.cards(), reason="no report is committed")
-def test_every_time_of_the_readme_comes_from_the_raw_samples_of_one_run_a_shape() -> None:
+def test_every_time_of_the_readme_comes_from_the_raw_samples_of_one_run() -> None:
     """Computed from the journals alone, without what kvbench takes for a statistic."""
     checked = 0
-    for direction, beside, use, rate, *_ in answer_rows():
+    for direction, beside, use, rate, *_ in figures.answer_rows():
         time = re.fullmatch(r"[\d.]+ \(([\d.]+) (ms|us)\)", rate)
         if beside != "nothing" or time is None:
             continue
         us = float(time[1]) * (1000 if time[2] == "ms" else 1)
         backend, counts = use.partition(" ")[0].rstrip(":"), re.findall(r"(\d+) SMs?\b", use)
         label = f"{backend} ({counts[-1]} SMs)" if counts else backend  # for the largest number of blocks
-        shape = ("4096", "16KiB")
-        assert any(are_of(run, [(label, us)], direction, ["idle"], shape) for run in journals()), use
+        shape = {"direction": direction, "blocks": "4096", "block_size": "16KiB", "stream_state": "idle"}
+        times = [
+            median_of(visits, lambda visit: median(visit["samples"]["event_us"]))
+            for visits in cells_of(label, **shape)
+            if "event_us" in visits[0]["samples"]  # not beside a step
+        ]
+        assert any(low * 0.995 <= us <= high * 1.005 for low, high in times), use  # three digits are printed
         checked += 1
     assert checked == 2
 
 
-@cache
-def raw_slowdowns(run: Path, direction: str, neighbour: str) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    """Return the slowdown of a step and the GB/s beside it of every visit, by method and round: a round that was
-    repeated has several visits.
-    """
-    visits: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
-        for line in map(json.loads, journal):
-            cell = line.get("cell", {})
-            if line["type"] != "visit" or (cell["direction"], cell.get("neighbour")) != (direction, neighbour):
-                continue
-            turn = line["beside"]
-            slowdown = mean(turn["neighbour_beside_us"]) / mean(turn["neighbour_alone_us"])
-            label = f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"]
-            label += f", pace {cell['pace']}" if cell.get("pace") else ""
-            if cell["block_size"] == "16KiB":
-                made = (slowdown, median(turn["swaps_beside_gbps"]))
-                visits.setdefault(label, {}).setdefault(line["round"], []).append(made)
-    return visits
-
-
-def medians_of(rounds: Mapping[int, Sequence[tuple[float, float]]], at: int) -> tuple[float, float]:
-    """Return the median over rounds of a figure, by which visits of a round count at least and at most."""
-    figures_of = [[visit[at] for visit in visits] for visits in rounds.values()]
-    return median(map(min, figures_of)), median(map(max, figures_of))
+def slowdown(visit: dict[str, Any]) -> float:
+    turn = visit["beside"]
+    return mean(turn["neighbour_beside_us"]) / mean(turn["neighbour_alone_us"])
 
 
 @pytest.mark.skipif(not cards.cards(), reason="no report is committed")
 def test_every_cost_of_the_readme_comes_from_the_turns_of_one_run() -> None:
     """What a step takes lies among its visits, and what a GB takes from it follows from that and the GB/s."""
-    for direction, beside, use, gbps, step, cost, _ in answer_rows():
+    for direction, beside, use, gbps, step, cost, _ in figures.answer_rows():
         if beside == "nothing" or step == "-":
             continue
-        runs = [of_run[use] for run in journals() if use in (of_run := raw_slowdowns(run, direction, beside))]
+        ends = []
+        for visits in cells_of(use, direction=direction, neighbour=beside, block_size="16KiB"):
+            slower = [*map(slowdown, visits)]
+            low, high = median_of(visits, lambda visit: median(visit["beside"]["swaps_beside_gbps"]))
+            ends.append((min(slower) - 0.005, max(slower) + 0.005, low * 0.995, high * 1.005))
         assert any(
-            min(visit[0] for made in rounds.values() for visit in made) - 0.005 <= float(step[:-1])
-            and float(step[:-1]) <= max(visit[0] for made in rounds.values() for visit in made) + 0.005
-            and medians_of(rounds, 1)[0] * 0.995 <= float(gbps) <= medians_of(rounds, 1)[1] * 1.005
-            for rounds in runs
+            least <= float(step[:-1]) <= most and low <= float(gbps) <= high for least, most, low, high in ends
         ), (use, step)
         lost = float(cost.partition(" + ")[0])
         reach = 0.006 / float(gbps) * 1e3  # the step is printed to a hundredth
