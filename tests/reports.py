@@ -49,11 +49,6 @@ def made_report(folder: Path, records: Sequence[Record], info: RunInfo | None = 
     return report_of([made_run(folder, records, info)])
 
 
-def said(text: Text) -> str:
-    """Return the words of `text`, with ordinary spaces for those that do not break."""
-    return plain(text)
-
-
 def is_bold(text: Text) -> bool:
     return any(isinstance(span, Strong) for span in spans(text))
 
@@ -68,26 +63,26 @@ def sections_of(report: Report) -> list[str]:
 
 
 def table_of(part: Part, title: str) -> DataTable:
-    (match,) = [table for table in part.tables if said(table.title).startswith(title)]
+    (match,) = [table for table in part.tables if plain(table.title).startswith(title)]
     return match
 
 
 def rows_of(table: DataTable) -> dict[str, list[str]]:
     """Return the words of a table: first column -> the others."""
-    return {first: others for first, *others in ([said(cell) for cell in row] for row in table.rows)}
+    return {first: others for first, *others in ([plain(cell) for cell in row] for row in table.rows)}
 
 
 def highlights_of(report: Report, section: str) -> list[str]:
     chapters = [chapter for chapter in report.chapters if chapter.section.name == section]
-    return [said(finding) for chapter in chapters for finding in chapter.part.findings]
-
-
-def findings_of(part: Part) -> list[str]:
-    return [said(finding) for finding in part.findings]
+    return [plain(finding) for chapter in chapters for finding in chapter.part.findings]
 
 
 def lines_of(items: Sequence[Text]) -> list[str]:
-    return [said(item) for item in items]
+    return [plain(item) for item in items]
+
+
+def findings_of(part: Part) -> list[str]:
+    return lines_of(part.findings)
 
 
 def page_of(report: Report) -> str:

@@ -1,23 +1,15 @@
 """The spread between runs, and the correlation of successive visits."""
 
 import math
-from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.report.faults import CORRELATED, correlation_of_successive
-from kvbench.results.between_runs import CardSpread, kind_of, measured_spreads, spread_between
+from kvbench.results.between_runs import CardSpread, kind_of, spread_between
 from reports import spread
-
-CONFIG = """
-device = "cpu"
-axes = {backend = "batched", direction = "h2d", blocks = 4, block_size = "1KiB", stream_state = "idle", pool = "2MiB"}
-sampling = {rounds = 1}
-"""
 
 
 def test_the_spread_covers_most_differences_of_two_starts() -> None:
@@ -33,17 +25,6 @@ def test_the_spread_covers_most_differences_of_two_starts() -> None:
 
 def test_a_swap_of_just_as_many_bytes_is_a_large_one() -> None:
     assert [kind_of("sm", (8 << 20) - less) for less in (0, 1)] == ["sm, from 8 MiB", "sm, below 8 MiB"]
-
-
-def test_starts_are_measured_and_their_spread_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.toml").write_text(CONFIG)
-    for name, value in (("STARTS", 2), ("CONFIG", str(tmp_path / "config.toml")), ("shipped_folder", lambda: tmp_path)):
-        monkeypatch.setattr(spread, name, value)
-    assert spread.main(["measure", str(tmp_path / "runs")]) == 0
-    kept = msgspec.json.decode((tmp_path / "between_runs.json").read_bytes(), type=dict[str, CardSpread])
-    (made,) = (kept[card] for card in kept.keys() - measured_spreads())
-    assert (made.starts, made.cells, {*made.spread}) == (2, 1, {"batched, below 8 MiB"})
-    assert all(one.spread.keys() >= made.spread.keys() for one in measured_spreads().values())
 
 
 def test_a_cell_that_one_start_lacks_counts_in_the_others() -> None:

@@ -9,12 +9,12 @@ import pytest
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
 from kvbench.report.document import render_report
-from kvbench.report.model import Part, Report
+from kvbench.report.model import Part, Report, plain
 from kvbench.report.numbers import TIMES
 from kvbench.results import Record, Run, RunInfo
 from kvbench.results.between_runs import CardSpread
 from tests import synthetic
-from tests.reports import highlights_of, made_run, part_of, rows_of, said, sections_of, table_of
+from tests.reports import highlights_of, made_run, part_of, rows_of, sections_of, table_of
 
 ROUNDS = 6
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
@@ -71,7 +71,7 @@ def report(slower: list[Run]) -> Report:
 
 
 def test_slower_cells_come_first_in_a_comparison(report: Report) -> None:
-    rows = [list(map(said, row)) for row in table_of(part_of(report, "comparison"), "Cell by cell").rows]
+    rows = [list(map(plain, row)) for row in table_of(part_of(report, "comparison"), "Cell by cell").rows]
     slow = [row[4] in ("1 KiB", "2 KiB", "4 KiB") for row in rows]
     assert slow == sorted(slow, reverse=True)
     ratios = [float(row[-2].split()[0].removeprefix(TIMES)) for row in rows]

@@ -37,7 +37,6 @@ from tests.reports import (
     made_run,
     part_of,
     rows_of,
-    said,
     sections_of,
 )
 
@@ -184,15 +183,15 @@ def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     note = "Host copies on a CPU device: no GPU was involved."
     tables = [table for part in report.parts for table in part.tables]
     assert len(tables) > 8
-    assert all(said(table.caption).startswith(f"{note} Host events") for table in tables)
-    assert all("EPYC, no GPU driver" in said(table.caption) for table in tables)
-    assert said(report.host_note) == note
+    assert all(plain(table.caption).startswith(f"{note} Host events") for table in tables)
+    assert all("EPYC, no GPU driver" in plain(table.caption) for table in tables)
+    assert plain(report.host_note) == note
     assert report.charts
     assert all(chart.text.warning == note for chart in report.charts)
     assert all("Host events" in chart.text.footer and "CUDA" not in chart.text.footer for chart in report.charts)
     again = made_run(tmp_path, [*synthetic.ceilings(), *synthetic.rounds(cells)], info, "again")
     both = report_of([run, again])
-    assert all("CUDA" not in said(table.caption) for part in both.parts for table in part.tables)
+    assert all("CUDA" not in plain(table.caption) for part in both.parts for table in part.tables)
     text = files["report.md"].decode()
     assert f"> **{note}**" in text
     assert f"({note})](cliff-run.png)" in text
@@ -221,7 +220,7 @@ def test_the_sm_ladder_is_that_of_many_blocks(tmp_path: Path) -> None:
     few = made_run(tmp_path, ladder(16, 128, 1024, 4096, sizes=range(4, 9)), name="few")
     report = report_of([few, made_run(tmp_path, ladder(5_000, 50_000, sizes=range(4, 5)), name="many")])
     (table,) = part_of(report, "sm-ladder").tables
-    assert said(table.title).endswith("N = 5 000 to 50 000")
+    assert plain(table.title).endswith("N = 5 000 to 50 000")
 
 
 @pytest.mark.parametrize("bad", HOSTILE)
@@ -296,9 +295,9 @@ def test_the_command_prints_json(tmp_path: Path) -> None:
     with (run.path / "journal.jsonl").open("a") as journal:
         journal.write('{"type":"no')
     done = CliRunner().invoke(app, ["report", str(run.path), "-o", str(tmp_path / "out"), "--json"])
-    said = json.loads(done.stdout)
-    assert said["files"] == [str(tmp_path / "out" / name) for name in ("report.md", "details.md", "report.html")]
-    assert [warning.removeprefix(f"{run.path}: ") for warning in said["warnings"]] == [
+    printed = json.loads(done.stdout)
+    assert printed["files"] == [str(tmp_path / "out" / name) for name in ("report.md", "details.md", "report.html")]
+    assert [warning.removeprefix(f"{run.path}: ") for warning in printed["warnings"]] == [
         "the last line of journal.jsonl is incomplete, because of a kill or a full disk, and was dropped",
         "interrupted",
         "no measured cell",

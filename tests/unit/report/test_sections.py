@@ -21,7 +21,7 @@ from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
-from kvbench.report.model import Text
+from kvbench.report.model import Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _enough, fit
 from kvbench.results import Beside, RunInfo, Visit
@@ -36,7 +36,6 @@ from tests.reports import (
     made_run,
     part_of,
     rows_of,
-    said,
     sections_of,
     table_of,
 )
@@ -386,7 +385,7 @@ CASES = (
 
 
 def plain_text(text: Text) -> str:
-    return said(text).replace("†", "").replace(TIMES, "x")
+    return plain(text).replace("†", "").replace(TIMES, "x")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
@@ -400,7 +399,7 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case,
     ((line, row),) = [pair for pair in rows if pair[0][:keys] == list(case.line[:keys])]
     shown = [text if text in case.line else re.split(r" \((?=-|[\d.]+ to)", text)[0] for text in line]
     assert shown[: len(case.line)] == list(case.line)
-    assert [said(text) for text in row if is_bold(text)] == list(case.bold)
+    assert [plain(text) for text in row if is_bold(text)] == list(case.bold)
     assert any(case.finding in text.replace(TIMES, "x") for text in highlights_of(report, case.section))
     if case.section in shipped_configs():
         (section,) = (chapter.section for chapter in report.chapters if chapter.section.name == case.section)
@@ -557,7 +556,7 @@ def test_gathers_of_engines_that_are_not_installed_have_no_table(tmp_path: Path)
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell))
     report = made_report(tmp_path, [*visits, *(synthetic.skip(cell, "vllm is not installed") for cell in shipped)])
     (table,) = part_of(report, "gather").tables
-    assert said(table.title).startswith("sm, ")
+    assert plain(table.title).startswith("sm, ")
 
 
 def test_a_swap_that_was_only_measured_at_once_has_no_line(tmp_path: Path) -> None:
@@ -567,7 +566,7 @@ def test_a_swap_that_was_only_measured_at_once_has_no_line(tmp_path: Path) -> No
     part = part_of(made_report(tmp_path, of(cells, lambda cell: 50.0 / cell.devices)), "devices")
     (table,) = part.tables
     (row,) = table.rows
-    assert [said(text) for text in row[-3:]] == ["50.0", "25.0", "50%"]
+    assert lines_of(row[-3:]) == ["50.0", "25.0", "50%"]
 
 
 def test_two_short_ladders_of_gathers_are_not_one(tmp_path: Path) -> None:
@@ -588,7 +587,7 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         in_turn = {"samples": samples, "group": "one", "round": made, "span_ns": (made, made + 1)}
         visits.append(msgspec.structs.replace(visit, **in_turn))
     table = part_of(made_report(tmp_path, visits), "order").tables[0]
-    assert [said(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
+    assert [plain(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
 
 
 @pytest.mark.parametrize(
@@ -614,14 +613,14 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
     ]
     report = made_report(tmp_path, visits)
     table = part_of(report, "order").tables[0]
-    assert said(table.rows[0][5]) == order
+    assert plain(table.rows[0][5]) == order
     sentence = highlights_of(report, "order")
     whole = part_of(report, "streams").tables[0]
-    (ratio,) = [said(row[list(whole.header).index("Opened / gated")]) for row in whole.rows]
+    (ratio,) = [plain(row[list(whole.header).index("Opened / gated")]) for row in whole.rows]
     assert ratio.replace(TIMES, "x") == states
     meanings = {"=": "the same within 2%", "?": "undecided"}
     for sign, meaning in meanings.items():
-        assert (f"{sign}: {meaning}" in said(table.caption)) == order.startswith(sign)
+        assert (f"{sign}: {meaning}" in plain(table.caption)) == order.startswith(sign)
         assert any(meaning in text for text in sentence) == (order.startswith(sign) and len(ratios) == 6)
 
 
@@ -636,7 +635,7 @@ def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_perce
         for number in range(6)
     ]
     (row,) = part_of(made_report(tmp_path, visits), "order").tables[0].rows
-    assert said(row[3]) == text
+    assert plain(row[3]) == text
 
 
 def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[Visit]:
@@ -658,7 +657,7 @@ def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
         visits += sustained(batched, 1000.0, caller_us, chain_us)
         visits += sustained(replace(batched, backend="sm", order=None, sms=4), 500.0, 10.0, 500.0)
     table = part_of(made_report(tmp_path, visits), "threshold").tables[0]
-    row = {said(head): said(text) for head, text in zip(table.header, table.rows[1], strict=True)}
+    row = {plain(head): plain(text) for head, text in zip(table.header, table.rows[1], strict=True)}
     assert (row["batched"], row["batched thread, us"]) == (rate, thread)
     notes = " ".join(lines_of(table.notes))
     assert ("measure how fast this CPU submits" in notes, "the mean of a chain" in notes) == (
@@ -677,9 +676,9 @@ def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with
     visits = [msgspec.structs.replace(one, path=paths[one.cell.stream_state]) for one in visits]
     report = made_report(tmp_path, visits)
     table = part_of(report, "order").tables[0]
-    assert "busy stream" in said(table.title)
+    assert "busy stream" in plain(table.title)
     assert all("busy stream" in text for text in highlights_of(report, "order"))
-    row = {said(head): said(text) for head, text in zip(table.header, table.rows[0], strict=True)}
+    row = {plain(head): plain(text) for head, text in zip(table.header, table.rows[0], strict=True)}
     swap_ms = 64 * 4 * KIB / 1e6 / 10
     assert (row["STREAM med ms"], row["Path"]) == (figure(swap_ms), "copy engine")
     assert row["Idle stream, ms (path)"] == f"{figure(5 * swap_ms)} (CPU inline)"
@@ -714,14 +713,14 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
         for name, us, pool in (("far", 1000.0, 16), ("again", 1120.0, 16), ("near", 310.0, 1))
     ]
     part = part_of(report_of(runs), "limits")
-    rows = [[said(text) for text in row] for row in part.tables[0].rows]
+    rows = [lines_of(row) for row in part.tables[0].rows]
     assert rows == [
         ["h2d", "16 GiB", "2", "50.0", "25.0 to 28.0", "93.3", "1.74 to 1.95"],
         ["h2d", "1 GiB", "1", "50.0", "90.3", "93.3", ""],
     ]
     finding = "h2d, all SMs: 25.0 to 28.0 M blocks a second of 512 B scattered over 16 GiB, 93.3 M dense."
     assert findings_of(part) == [finding]
-    assert [said(text) for text in report_of(runs).leads] == [finding]
+    assert [plain(text) for text in report_of(runs).leads] == [finding]
     (near,) = [part_of(report_of(runs[2:]), "limits")]
     assert findings_of(near) == []
 
@@ -731,7 +730,7 @@ def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone(tmp_path: P
     cells = [replace(ladder, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
     beside = synthetic.beside(replace(DECODE, sms=4), 1.4, 39.0)
     (chart,) = part_of(made_report(tmp_path, [*of(cells, lambda cell: cell.sms or 0), *beside]), "sm-ladder").charts
-    assert [said(line.label) for line in chart.plot.lines] == ["sm, 4 KiB", "triton, 4 KiB"]
+    assert [plain(line.label) for line in chart.plot.lines] == ["sm, 4 KiB", "triton, 4 KiB"]
     assert chart.plot.y.label == "GB/s"
 
 
@@ -763,7 +762,7 @@ def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> 
     report = made_report(tmp_path, alone, about(LENGTHS))
     assert highlights_of(report, "layers") == []
     table = table_of(part_of(report, "layers"), "llama-3-8b")
-    (row,) = (dict(zip(table.header, map(said, row), strict=True)) for row in table.rows)
+    (row,) = (dict(zip(table.header, map(plain, row), strict=True)) for row in table.rows)
     assert (row["First, us"], row["Step, us"], row["Hidden"]) == ("60.0", ABSENT, ABSENT)
 
 
@@ -784,7 +783,7 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
         for one in synthetic.beside(SM, 1.2, 41.0)
     ]
     part = part_of(made_report(tmp_path, few), "beside")
-    heads = [said(head) for head in table_of(part, "prefill, d2h").header]
+    heads = [plain(head) for head in table_of(part, "prefill, d2h").header]
     assert ("p99, us" in heads, "p90, us" in heads, "worst, us" in heads) == (known, True, True)
     assert not part.charts  # of one point
 
@@ -818,7 +817,7 @@ def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_
     (panel,) = part.charts[0].plot.panels
     assert [line.backend for line in panel.lines] == list(dict.fromkeys(["batched", kernel, "triton", "sm"]))
     assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
-    assert said(panel.divided[1] if panel.divided else "") == edge
+    assert plain(panel.divided[1] if panel.divided else "") == edge
     assert words in lines_of(part.tables[0].rows[-1])
 
 
@@ -856,7 +855,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     assert lines["batched"].x == [pytest.approx(45.0)]
     table = table_of(part, "prefill, d2h")
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
-    assert "; 600 iterations a cell" in said(table.caption)  # of the step: its figures rest on them, not on swaps
+    assert "; 600 iterations a cell" in plain(table.caption)  # of the step: its figures rest on them, not on swaps
     assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
 
 
@@ -914,7 +913,7 @@ def test_a_finding_names_its_trace_by_what_it_is(tmp_path: Path, more: dict[str,
     trace = {"path": "/x/hour.gz", "h2d": {"total": 400}, "descriptors": 64, "block_bytes": 2 << 20} | more
     spec = {"trace": trace, "question": "Which backend makes the swaps of this trace fastest?"}
     report = made_report(tmp_path, REPLAYS, synthetic.info(spec=spec))
-    (question,) = [said(row[1]) for row in report.runs.rows]
+    (question,) = [plain(row[1]) for row in report.runs.rows]
     assert question == f"Which backend makes the swaps of this trace fastest? ({text})"
     (highlight,) = highlights_of(report, "trace")
     assert f" of {text} (" in highlight
@@ -926,7 +925,7 @@ def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path)
     records = [*by_engine("sm", 64, 40.0, 2), *by_engine("vllm_triton", 64, 60.0, drift=0.3)]
     report = made_report(tmp_path, records, synthetic.info(backends=[VLLM]))
     (row,) = part_of(report, "engines").tables[0].rows
-    assert [said(text) for text in row][-2:] == ["40.0 / 12.0", "2.92"]
+    assert lines_of(row[-2:]) == ["40.0 / 12.0", "2.92"]
 
 
 def test_the_swap_of_the_pull_request_is_held_against_its_figures(tmp_path: Path) -> None:
@@ -953,8 +952,8 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
         made_run(tmp_path, by_engine("batched", 64, 9.0), name="third"),
     ]
     part = part_of(report_of(runs), "engines")
-    titles = [said(table.title) for table in part.tables]
+    titles = [plain(table.title) for table in part.tables]
     assert titles == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
-    row = [said(text) for text in part.tables[1].rows[0]]
+    row = lines_of(part.tables[1].rows[0])
     assert row[2:] == ["90.0 / 27.0", "lmcache", "sm (2 SMs)", "60.0 / 18.0", "1.50"]
     assert any("time of the calling thread by +3 us in the median" in text for text in findings_of(part))
