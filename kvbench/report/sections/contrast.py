@@ -144,6 +144,7 @@ class Contrast:
     fastest: bool = False
     more: Callable[[ContrastSide], Mapping[str, Callable[[Line], Text]]] = lambda _: {}
     last: Callable[[ContrastSide], Sequence[tuple[Sequence[str], Mapping[str, Text]]]] = lambda _: ()
+    last_note: str = ""
     notes: Callable[[ContrastSide], Sequence[Text]] = lambda _: ()
     find: Callable[[ContrastSide], Iterable[Text]] = lambda _: ()
     chart: Callable[[ContrastSide], Chart | None] = lambda _: None
@@ -209,7 +210,8 @@ def _table(side: ContrastSide) -> DataTable:
         ratio = [ratios.get(id(line), "")] if contrast.compared else []
         body.append([*keys, *figures, *ratio, *(show(line) for show in more.values())])
     after = [""] * (bool(contrast.compared) + len(more))
-    for names, texts in contrast.last(side):
+    last_lines = contrast.last(side)
+    for names, texts in last_lines:
         body.append([*names, *(texts.get(column.arm, "") for column in columns), *after])
     ratio = [contrast.ratio] if contrast.compared else []
     header = [*(key.head for key in contrast.keys), *(column.head for column in columns), *ratio, *more]
@@ -221,7 +223,7 @@ def _table(side: ContrastSide) -> DataTable:
         contrast.title(side),
         header,
         body,
-        contrast.notes(side),
+        [*contrast.notes(side), *([contrast.last_note] if contrast.last_note and last_lines else [])],
         pinned=side.pinned,
         compared=tested,
         left=len(contrast.keys),

@@ -175,13 +175,12 @@ def _thread_us(line: Line) -> str:
 
 
 def _notes(side: ContrastSide) -> list[Text]:
-    notes: list[Text] = []
-    if any(_SUBMITTED in _thread_us(line) for line in side.lines):
-        low, high = _SUBMITTING
-        notes.append(
-            f"{_SUBMITTED} {low:g} to {high:g} of the swap: the row and its crossover measure how fast this CPU submits"
-        )
-    return [*notes, *[f"Crossover: from this size {BATCHED} is faster"] * bool(_crossovers(side))]
+    if not any(_SUBMITTED in _thread_us(line) for line in side.lines):
+        return []
+    low, high = _SUBMITTING
+    return [
+        f"{_SUBMITTED} {low:g} to {high:g} of the swap: the row and its crossover measure how fast this CPU submits"
+    ]
 
 
 _SIZES: Final = PlotAxis("block size", octaves=True, in_kib=True)
@@ -200,6 +199,7 @@ THRESHOLD: Final = Contrast(
     includes=lambda side: INCLUDES[side.cell.stream_state],
     fastest=True,
     last=_crossovers,
+    last_note=f"Crossover: from this size {BATCHED} is faster",
     more=lambda _: {f"{BATCHED} thread, us": _thread_us},
     notes=_notes,
     find=_find,
