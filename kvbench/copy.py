@@ -7,9 +7,9 @@ from typing import Final
 
 from kvbench.backends.auto import DEFAULTS, copier_for, serves
 from kvbench.cells.axes import PACES_GBPS, Situation
+from kvbench.cells.faults import FaultPlan
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
-from kvbench.engine.faults import FaultPlan
 from kvbench.errors import UsageError
 from kvbench.machine.probes import identity
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from kvbench.cells.installed import of_engine
 from kvbench.results import Run
-from kvbench.sweep.installed import of_engine
 from kvbench.tune.situations import Advice, Question, advise
 from kvbench.tune.table import in_lines, lines_of
 from kvbench.tune.text import answer_lines, origin

@@ -19,8 +19,8 @@ import numpy as np
 from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import FaultPlan
 from kvbench.engine.device import Buffer, Device, MemoryKind, Stream, TimedRegion, open_device, register_pages
-from kvbench.engine.faults import FaultPlan
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling, open_control, time_copies
 from kvbench.sweep.spec import Sampling

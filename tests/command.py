@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from kvbench.cells.cell import Cell
+from kvbench.cells.installed import installed
 from kvbench.cli import main, progress
 from kvbench.cli.main import app
 from kvbench.results import Failure, Record, Skip, Visit, load_run
 from kvbench.results.attempts import visits_that_count
 from kvbench.run.protocol import MeasureCells
 from kvbench.run.worker_process import WorkerSlot
-from kvbench.sweep.installed import installed
 from tests.forks import forked
 
 KVBENCH = Path(sys.executable).with_name("kvbench")

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from kvbench.cells.faults import Fault
 from kvbench.engine.device import Buffer, Device, Event, MemoryKind
-from kvbench.engine.faults import Fault
 
 LONGEST_S = 60.0
 

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import Fault, FaultPlan
+from kvbench.cells.installed import installed
 from kvbench.engine.device import Device, Stream, TimedRegion, open_device
-from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.samples import Arms, SetUp, set_up
@@ -13,7 +14,6 @@ from kvbench.measure.visit import visit
 from kvbench.measure.workload import Pools
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
-from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 
 

@@ -23,11 +23,11 @@ from kvbench.cells.facts import (
     SM,
     STAGED,
     DeviceFacts,
+    with_usual,
 )
 from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap
-from kvbench.sweep.plan import with_usual
 
 # Stream states that say whether something is pending when a list comes.
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}

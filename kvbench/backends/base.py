@@ -15,9 +15,9 @@ import msgspec
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts, SmsRow
+from kvbench.cells.installed import Installed, installed
 from kvbench.cells.policy import Policy
 from kvbench.errors import UsageError
-from kvbench.sweep.installed import Installed, installed
 from kvbench.text import printable, short
 
 if TYPE_CHECKING:

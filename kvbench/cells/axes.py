@@ -26,6 +26,8 @@ class Order(StrEnum):
     ANY = "any"
 
 
+# Maximum of the CUDA driver; streams that share a queue block each other.
+HARDWARE_QUEUES: Final = 32
 DEFAULT_ORDER: Final = {Direction.H2D: Order.ANY, Direction.D2H: Order.STREAM}
 
 

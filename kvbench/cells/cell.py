@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Final, Literal, NamedTuple, Self
 
 from kvbench.cells.axes import (
+    HARDWARE_QUEUES,
     NO_PACE,
     Axis,
     Direction,
@@ -36,7 +37,6 @@ from kvbench.cells.axes import (
     whole,
     zero_as,
 )
-from kvbench.cells.facts import HARDWARE_QUEUES
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.cells.units import KIB, size_text
 from kvbench.errors import UsageError

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import DEFAULT_ORDER, Direction
+from kvbench.cells.cell import Cell
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.text import ends
@@ -13,8 +14,6 @@ from kvbench.text import ends
 # Size and number of the plain copies that measure a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}
 CEILING_SAMPLES: Final = 4
-# Maximum of the CUDA driver; streams that share a queue block each other.
-HARDWARE_QUEUES: Final = 32
 # From this CUDA version of the driver on (13010: 13.1), it may make a batched copy with SMs: see kvbench probe engine.
 BATCH_MAY_USE_SMS_FROM: Final = 13_010
 # Up to this block size the driver copies on the CPU: observed with driver 580 on an H200, see the cliff in reports/.
@@ -165,6 +164,16 @@ class BackendFacts:
         """
         rows = (row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes, blocks))
         return next(rows, None)
+
+
+def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
+    """Return the cell with the backend's access order and SM count, if it supports them, where the cell has none."""
+    if cell.order is None and "order" in backend.axes:
+        cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
+    if cell.sms is None and "sms" in backend.axes:
+        usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks)
+        cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
+    return cell
 
 
 def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:

@@ -97,7 +97,7 @@ def _health(findings: Findings, checks: Sequence[Check], *, measure: bool) -> "H
 def engine_checks() -> list[Check]:
     """Return for the code of each engine's backend whether it would load on a machine with a GPU."""
     from kvbench.backends.base import facts_of
-    from kvbench.sweep.installed import installed
+    from kvbench.cells.installed import installed
 
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)
     checks = []
@@ -109,8 +109,8 @@ def engine_checks() -> list[Check]:
 
 
 def pool_checks(findings: Findings) -> list[Check]:
+    from kvbench.cells.installed import engines
     from kvbench.machine.sources import Sources
-    from kvbench.sweep.installed import engines
 
     host = HostMemory(
         available_bytes=findings.observed.get("host_available_bytes") or 0,

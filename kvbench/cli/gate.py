@@ -102,7 +102,7 @@ def compare(
     as_json: _AsJson = False,
 ) -> None:
     """Measure two builds in turn. Exit codes: 0 not slower, 1 slower, 3 unconfirmed, 4 unlike machines, 5 failed."""
-    from kvbench.engine.faults import parse_faults
+    from kvbench.cells.faults import parse_faults
     from kvbench.gate.outputs import Destinations, data_of, sheet_of_judgement
     from kvbench.gate.side_by_side import parse_side
 

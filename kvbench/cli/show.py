@@ -52,7 +52,7 @@ class Allowed(msgspec.Struct, frozen=True):
 
     def suits_all(self, driver: int, choice: Choice) -> bool:
         """Return whether a choice is allowed, and not the code of one engine, which serves only that engine."""
-        from kvbench.sweep.installed import of_engine
+        from kvbench.cells.installed import of_engine
 
         return self.keeps(driver, choice) and (choice.backend in self.names or not of_engine(choice.backend))
 

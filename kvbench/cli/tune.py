@@ -54,7 +54,7 @@ def tune(
     where: _Where = NO_OPTIONS,
 ) -> None:
     """Search for the backends to use on this machine, and print them as kvbench show RUN does."""
-    from kvbench.engine.nvrtc import driver_version
+    from kvbench.machine.sources import driver_version
     from kvbench.tune.search import search_among, trying_overlap, tuning_sweep
 
     may: Allowed = convert(allowed, Allowed)
@@ -80,7 +80,7 @@ def tune_engine(
     where: _Where = NO_OPTIONS,
 ) -> None:
     """Print which settings of an engine should change, as a diff of its files, from cells of its own code."""
-    from kvbench.sweep.installed import engines
+    from kvbench.cells.installed import engines
     from kvbench.tune.answer import shapes_of
     from kvbench.tune.exports import export
     from kvbench.tune.search import engine_sweep
@@ -123,9 +123,9 @@ def _check_engine(name: str, device: str) -> None:
     """Raise UsageError if the code of an engine cannot run here: without a GPU, or without its package."""
     from kvbench.backends.base import facts_of
     from kvbench.cells.facts import DeviceFacts, device_named
-    from kvbench.engine.nvrtc import driver_version
+    from kvbench.cells.installed import engines
+    from kvbench.machine.sources import driver_version
     from kvbench.run.runner import inspect
-    from kvbench.sweep.installed import engines
 
     engine = engines()[name]
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)

@@ -48,8 +48,8 @@ from kvbench._engine import unregister_pages as unregister_pages
 from kvbench._engine import write_words as write_words
 from kvbench.cells.axes import Direction, Order, Priority, StreamState
 from kvbench.cells.facts import DeviceFacts, device_named
+from kvbench.cells.faults import Fault, FaultPlan
 from kvbench.engine import nvrtc
-from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 from kvbench.machine.sources import Sources
 

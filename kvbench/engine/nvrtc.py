@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kvbench.errors import KvbenchError, StorageError
 from kvbench.files import write_whole
+from kvbench.machine.sources import driver_version
 
 OPTIONS = ("--std=c++17",)
 ELF = b"\x7fELF"
@@ -42,18 +43,6 @@ def version() -> str:
     """The version of the NVRTC that compiles for this driver; raises NvrtcError if none loads."""
     nvrtc = load(driver_version())
     return "{}.{}".format(*_call(nvrtc.nvrtcVersion))
-
-
-@cache
-def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports as `cuDriverGetVersion` gives it (12040: 12.4).
-
-    Returns 0 if there is no driver.
-    """
-    newest = ctypes.c_int(0)
-    with suppress(OSError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(newest))
-    return newest.value
 
 
 @cache

@@ -16,9 +16,9 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction
 from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.installed import Engine
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, stand_ins
 from kvbench.errors import KvbenchError
-from kvbench.sweep.installed import Engine
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses

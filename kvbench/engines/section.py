@@ -10,6 +10,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import SwapShape
 from kvbench.cells.facts import BATCHED
+from kvbench.cells.installed import Engine, engines, of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
@@ -17,7 +18,6 @@ from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View, grouped
-from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
 from kvbench.tune.candidates import Measured, sms_of, workload_axes

@@ -19,11 +19,11 @@ from kvbench.backends.through_torch import TorchGather, TorchStream, host_bytes,
 from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.facts import DeviceFacts, HostMemory
+from kvbench.cells.installed import Engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, load_op, stand_ins
 from kvbench.errors import KvbenchError
-from kvbench.sweep.installed import Engine
 from kvbench.text import counted
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from typing import Final
 
 from kvbench.cells.facts import HostMemory
+from kvbench.cells.installed import Engine
 from kvbench.cells.units import rough_size
-from kvbench.sweep.installed import Engine
 from kvbench.text import counted
 
 

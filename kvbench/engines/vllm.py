@@ -18,11 +18,11 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchGather, TorchStream, pools_of
 from kvbench.cells.axes import Direction, ListPlace, Order, StreamState
 from kvbench.cells.facts import DeviceFacts, HostMemory
+from kvbench.cells.installed import Engine, Values
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path, load_op
 from kvbench.errors import KvbenchError
-from kvbench.sweep.installed import Engine, Values
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses, SwapMemory

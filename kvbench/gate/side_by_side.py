@@ -33,8 +33,7 @@ from kvbench.run.protocol import VERSION, InTurn, Opened
 from kvbench.run.runner import nothing_to_measure, run_info
 from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.checks import usable_bytes
-from kvbench.sweep.installed import asked_for
-from kvbench.sweep.plan import Plan, PlannedVisit, expand
+from kvbench.sweep.plan import Plan, PlannedVisit, asked_for, expand
 from kvbench.sweep.spec import Limits, SweepSpec
 from kvbench.text import counted, located, printable
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Final, TypeVar
 
-from kvbench.cells.facts import HARDWARE_QUEUES
+from kvbench.cells.axes import HARDWARE_QUEUES
 from kvbench.machine.sources import Json, Machine, Scalar, Sources, UnavailableError, open_machine, reason_of
 
 # Values of NVML's enumerations.

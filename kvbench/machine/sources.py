@@ -2,11 +2,13 @@
 memory and NUMA nodes. Tests replace both.
 """
 
+import ctypes
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -34,6 +36,18 @@ def _pci_folder(bus_id: str) -> str:
 def _kib_fields(text: str) -> dict[str, int]:
     lines = (line.replace(":", " ").split() for line in text.splitlines())
     return {words[0]: int(words[1]) for words in lines if len(words) >= 2}
+
+
+@cache
+def driver_version() -> int:
+    """Return the newest CUDA version that the driver supports as `cuDriverGetVersion` gives it (12040: 12.4).
+
+    Returns 0 if there is no driver.
+    """
+    newest = ctypes.c_int(0)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(newest))
+    return newest.value
 
 
 @contextmanager

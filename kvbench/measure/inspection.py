@@ -34,8 +34,8 @@ def inspect() -> EngineReport:
 
 
 def _with_devices(report: EngineReport) -> EngineReport:
+    from kvbench.cells.faults import FaultPlan
     from kvbench.engine.device import SOURCE_HASH, EngineError, count_cuda_devices, open_device
-    from kvbench.engine.faults import FaultPlan
 
     host = open_device("cpu", FaultPlan()).facts()
     report = replace(report, engine_version=SOURCE_HASH, devices=(host,), pinning=_pinning({"mlock": _locked}))

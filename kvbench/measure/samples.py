@@ -16,9 +16,9 @@ from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Neighbour, StreamState
 from kvbench.cells.blocks import layer_blocks, most_sets, opposite_of, region_bytes
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import Fault
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
-from kvbench.engine.faults import Fault
 from kvbench.measure.bench import Bench
 from kvbench.measure.beside import Flow, FlowSample, Turns
 from kvbench.measure.layout import Layout, lay_out

@@ -16,7 +16,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCH_MAY_USE_SMS_FROM
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Event, Stream
-from kvbench.engine.nvrtc import driver_version
+from kvbench.machine.sources import driver_version
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Surroundings, disturbances
 from kvbench.measure.layout import lay_out

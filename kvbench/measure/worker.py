@@ -21,6 +21,7 @@ from kvbench.cells.axes import NO_PACE, Direction, Memory, Priority
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CEILING_SAMPLES
+from kvbench.cells.faults import FaultPlan, parse_faults
 from kvbench.cells.units import gigabytes_per_second, rough_size
 from kvbench.engine.device import (
     PRIORITIES,
@@ -33,7 +34,6 @@ from kvbench.engine.device import (
     open_device,
     resolve_device,
 )
-from kvbench.engine.faults import FaultPlan, parse_faults
 from kvbench.engine.nvrtc import kernel_texts
 from kvbench.errors import KvbenchError
 from kvbench.machine.placement import far_pages, stay_near

@@ -7,9 +7,9 @@ from typing import Final
 import msgspec
 
 from kvbench.cells.axes import Direction
+from kvbench.cells.faults import parse_faults
 from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
-from kvbench.engine.faults import parse_faults
 from kvbench.errors import KvbenchError
 from kvbench.machine.probes import identity
 from kvbench.probe.common import HEALTH, ZERO, ProbeFinding, Unanswered

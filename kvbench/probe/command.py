@@ -55,8 +55,8 @@ def exit_code(report: ProbeReport, *, named: bool) -> ExitCode:
 
 def _resolved(device: str, fault: str | None) -> str:
     """Return the name of the device; raises UsageError for one that is not there and for an invalid fault."""
+    from kvbench.cells.faults import FaultPlan, parse_faults
     from kvbench.engine.device import resolve_device
-    from kvbench.engine.faults import FaultPlan, parse_faults
 
     device_named(device, ())  # rejects a misspelt name
     resolved, plan = resolve_device(device), parse_faults(fault)

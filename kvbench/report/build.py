@@ -15,6 +15,7 @@ import numpy as np
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import IN_TURN, WIDE
 from kvbench.cells.facts import plug_ins_of
+from kvbench.cells.installed import ENGINES_SECTION
 from kvbench.cells.units import two_digits
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report.document import (
@@ -73,7 +74,6 @@ from kvbench.report.view import (
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
-from kvbench.sweep.installed import ENGINES_SECTION
 from kvbench.text import short
 from kvbench.tune.text import origin, trace_text
 

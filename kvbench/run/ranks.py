@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvbench.cells.cell import Cell
+from kvbench.cells.installed import Installed
 from kvbench.errors import UsageError, brief
 from kvbench.run.worker_process import WorkerSlot
-from kvbench.sweep.installed import Installed
 from kvbench.sweep.spec import SweepSpec
 
 # Environment variables of torchrun and srun: the rank, the rank on this host, the number of ranks.

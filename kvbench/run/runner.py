@@ -15,6 +15,7 @@ import msgspec
 from kvbench import __version__
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
+from kvbench.cells.installed import installed
 from kvbench.cells.policy import NO_POLICY
 from kvbench.errors import MismatchError, UsageError
 from kvbench.files import commit
@@ -27,8 +28,7 @@ from kvbench.run.execution import Execution, Observer, Progress, Schedule, Sweep
 from kvbench.run.protocol import MeasureCeiling, Opened
 from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import Interpreter, WorkerSlot
-from kvbench.sweep.installed import asked_for, installed
-from kvbench.sweep.plan import Plan, expand
+from kvbench.sweep.plan import Plan, asked_for, expand
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert, shown
 

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from kvbench.cells.cell import Cell
+from kvbench.cells.installed import Installed
 from kvbench.errors import UsageError
 from kvbench.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
@@ -19,8 +20,7 @@ from kvbench.run.execution import Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import MeasureCells, Opened, Request, Start
 from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, NotAskedError, Stop, WorkerSlot
-from kvbench.sweep.installed import Installed, asked_for
-from kvbench.sweep.plan import Plan, visits
+from kvbench.sweep.plan import Plan, asked_for, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
 START_FILE: Final = ".start"

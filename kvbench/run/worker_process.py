@@ -16,8 +16,10 @@ from typing import IO, Final, NoReturn, TypeVar
 
 import msgspec
 
+from kvbench.cells.axes import HARDWARE_QUEUES
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import HARDWARE_QUEUES, BackendFacts
+from kvbench.cells.facts import BackendFacts
+from kvbench.cells.installed import Installed
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.results.schema import Failure, FailureKind, Visit
 from kvbench.run.protocol import (
@@ -35,7 +37,6 @@ from kvbench.run.protocol import (
     Reserved,
     encode,
 )
-from kvbench.sweep.installed import Installed
 from kvbench.sweep.plan import memories_of
 from kvbench.sweep.spec import SweepSpec
 

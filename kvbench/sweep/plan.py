@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kvbench.cells.axes import DEFAULT_ORDER, AxisValue, Memory, Neighbour, Reuse
+from kvbench.cells.axes import AxisValue, Memory, Neighbour, Reuse
 from kvbench.cells.blocks import default_pool_bytes, sets_of
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, plug_ins_of
+from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, plug_ins_of, with_usual
 from kvbench.cells.filter import Filter, refusal
+from kvbench.cells.installed import Installed, installed, unknown_backend
 from kvbench.errors import UsageError
 from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
-from kvbench.sweep.installed import unknown_backend
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
 
 MAX_COMBINATIONS: Final = 200_000
@@ -71,6 +71,17 @@ class PlannedVisit:
 
     def singly(self) -> list["PlannedVisit"]:
         return [replace(self, cells=(cell,)) for cell in self.cells]
+
+
+def asked_for(spec: SweepSpec) -> list[Installed]:
+    """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
+    known, _ = installed()
+    names = {name for name, backend in known.items() if backend.own}
+    for group in spec.groups:
+        names.update(group.get("backend", [name for name, backend in known.items() if not backend.engine]))
+    for name in sorted(names - known.keys()):
+        raise unknown_backend(name, known)
+    return [known[name] for name in sorted(names)]
 
 
 def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
@@ -214,13 +225,3 @@ def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iter
         if not pool_is_named:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
         yield with_usual(cell, backend, device)
-
-
-def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
-    """Return the cell with the backend's access order and SM count, if it supports them, where the cell has none."""
-    if cell.order is None and "order" in backend.axes:
-        cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
-    if cell.sms is None and "sms" in backend.axes:
-        usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks)
-        cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
-    return cell

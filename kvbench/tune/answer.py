@@ -11,12 +11,12 @@ from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, MERGED
+from kvbench.cells.installed import Engine, engines, of_engine
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.sweep.installed import Engine, engines, of_engine
 from kvbench.text import a_stream
 from kvbench.tune.candidates import (
     Measured,

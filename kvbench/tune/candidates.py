@@ -29,6 +29,7 @@ from kvbench.cells.facts import (
     TRITON,
     plug_ins_of,
 )
+from kvbench.cells.installed import engines
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import WORKLOAD_AXES, Choice
 from kvbench.cells.units import gigabytes_per_second
@@ -36,7 +37,6 @@ from kvbench.errors import UsageError
 from kvbench.results import Run, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
-from kvbench.sweep.installed import engines
 from kvbench.text import MAX_LINE, printable
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.

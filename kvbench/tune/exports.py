@@ -11,10 +11,10 @@ from typing import Final
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Neighbour, Situation, StreamState
 from kvbench.cells.facts import EngineSetting
+from kvbench.cells.installed import Engine, Values, engines
 from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.sweep.installed import Engine, Values, engines
 from kvbench.text import counted, ends, wrapped
 from kvbench.tune.answer import taken
 from kvbench.tune.candidates import Measured, sms_of

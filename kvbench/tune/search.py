@@ -20,6 +20,7 @@ from kvbench.analysis.margins import TIED
 from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.facts import BATCH_MAY_USE_SMS_FROM, BATCHED, MERGED, PRIMED
+from kvbench.cells.installed import engines, of_engine
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
@@ -27,7 +28,6 @@ from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Visit
 from kvbench.sweep.config import find_config, load_config
-from kvbench.sweep.installed import engines, of_engine
 from kvbench.sweep.spec import SweepSpec, parse_assignments
 from kvbench.tune.answer import answers_of
 from kvbench.tune.candidates import FRESH_FROM, Measured, preference

@@ -13,13 +13,13 @@ from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import EQUAL, SwapKind
 from kvbench.cells.facts import BATCHED, COPIER, MERGED, sms_text
+from kvbench.cells.installed import Engine, engines
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import Run
-from kvbench.sweep.installed import Engine, engines
 from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, ends, printable, short
 from kvbench.tune.answer import (

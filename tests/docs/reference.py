@@ -9,16 +9,16 @@ import msgspec
 from kvbench.backends.base import backend_named
 from kvbench.cells.cell import AXES
 from kvbench.cells.facts import DeviceFacts
+from kvbench.cells.faults import KINDS
+from kvbench.cells.installed import Installed, installed
+from kvbench.cells.installed import engines as known_engines
 from kvbench.cli.sweep import WhereOptions
-from kvbench.engine.faults import KINDS
 from kvbench.gate.rules import KEYS
 from kvbench.models.presets import ModelChoice
 from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
-from kvbench.sweep.installed import Installed, installed
-from kvbench.sweep.installed import engines as known_engines
 from kvbench.sweep.spec import LIMITS
 from kvbench.text import meaning
 from tests.docs.markup import code, table

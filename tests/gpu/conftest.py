@@ -1,7 +1,7 @@
 import pytest
 
+from kvbench.cells.faults import FaultPlan
 from kvbench.engine.device import Device, open_device
-from kvbench.engine.faults import FaultPlan
 
 
 @pytest.fixture(scope="session")

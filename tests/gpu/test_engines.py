@@ -7,10 +7,10 @@ import pytest
 from kvbench.backends.base import Backend, backend_named
 from kvbench.cells.axes import Direction, ListPlace, Reuse, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.installed import installed
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import STREAM_STATES, Device
 from kvbench.engines.sglang import SglangStore
-from kvbench.sweep.installed import installed
 from kvbench.sweep.spec import Sampling
 from tests.swaps import aligned_swap, run_and_compare
 from tests.visits import bench_of, measure

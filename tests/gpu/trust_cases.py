@@ -27,10 +27,10 @@ from torch import multiprocessing
 
 from kvbench.backends.auto import copier_for
 from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.faults import FaultPlan
 from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, Stream, open_device, register_pages
-from kvbench.engine.faults import FaultPlan
 from kvbench.machine.sources import Sources
 from tests.gates import Gate, in_threads
 

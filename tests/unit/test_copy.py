@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from kvbench.backends.auto import DEFAULTS, TABLES_OF, copier_for
 from kvbench.cells.axes import Direction, Situation, StreamState
+from kvbench.cells.faults import Fault, FaultPlan
 from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
-from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 from tests.gates import Gate, in_threads
 from tests.swaps import MixedSwap, mixed_swap

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from kvbench.cells.installed import of_engine
 from kvbench.errors import UsageError
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
@@ -20,7 +21,6 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
-from kvbench.sweep.installed import of_engine
 from kvbench.tune.situations import Advice, Question, advise
 from kvbench.tune.table import HEADER, OTHERS, head_of, lines_of, others_of, place_of, rows_of, use_of
 from kvbench.tune.text import answer_lines, state_table

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapShape
 from kvbench.cells.facts import BATCHED, is_marked, marked
+from kvbench.cells.installed import of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
@@ -16,7 +17,6 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, ceiling_in, ceilings_text, grouped, pin
-from kvbench.sweep.installed import of_engine
 from kvbench.tune.answer import ShapeAnswer, answers_of, shapes_of
 from kvbench.tune.situations import Question, advise
 from kvbench.tune.table import place_of, use_of

@@ -13,6 +13,7 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM
+from kvbench.cells.installed import engines
 from kvbench.errors import UsageError
 from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
 from kvbench.report.model import (
@@ -33,7 +34,6 @@ from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import INCLUDES, Band, chart_text, comma_separated, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome, slowdown_of
-from kvbench.sweep.installed import engines
 from kvbench.text import ends
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import export

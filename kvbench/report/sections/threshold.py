@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.facts import BATCHED, NO_CHOICES, SM, TRITON
+from kvbench.cells.installed import engines
 from kvbench.report.cells import by_axes, measured, outcomes_in, selected, where
 from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
@@ -16,7 +17,6 @@ from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, 
 from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
-from kvbench.sweep.installed import engines
 
 if TYPE_CHECKING:
     import pandas as pd

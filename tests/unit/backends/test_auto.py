@@ -18,12 +18,12 @@ from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
+from kvbench.cells.faults import FaultPlan
+from kvbench.cells.installed import of_engine
 from kvbench.cells.pattern import AS_PATTERN, Pattern
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
-from kvbench.engine.faults import FaultPlan
 from kvbench.results import Control, Note, Visit, load_run
-from kvbench.sweep.installed import of_engine
 from kvbench.text import convert
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.candidates import Measured, sms_of

@@ -9,9 +9,9 @@ import pytest
 from kvbench.backends.called import CopierFromPython, EmptyLaunch
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import Fault, FaultPlan
 from kvbench.cells.policy import Choice
 from kvbench.engine.device import Device, open_device
-from kvbench.engine.faults import Fault, FaultPlan
 from kvbench.errors import UsageError
 from kvbench.measure.bench import Bench
 from kvbench.measure.workload import VerificationError

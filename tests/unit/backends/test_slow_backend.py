@@ -8,8 +8,8 @@ import pytest
 from kvbench.backends.base import SwapRequest
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import FaultPlan
 from kvbench.engine.device import STREAM_STATES, Stream, TimedRegion, open_device
-from kvbench.engine.faults import FaultPlan
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import Pools, Workload
 from kvbench.results import load_run

@@ -12,6 +12,7 @@ from kvbench.backends.batched import Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import Fault, FaultPlan, parse_faults
 from kvbench.engine.device import (
     ACCESS_ORDERS,
     DIRECTIONS,
@@ -32,7 +33,6 @@ from kvbench.engine.device import (
     open_device,
     per_block,
 )
-from kvbench.engine.faults import Fault, FaultPlan, parse_faults
 from kvbench.errors import UsageError
 from tests.gates import Gate, let_another_work, work_for
 from tests.swaps import POISON, mixed_swap, run_and_compare

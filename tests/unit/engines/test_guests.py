@@ -4,7 +4,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-from kvbench.sweep.installed import engines
+from kvbench.cells.installed import engines
 
 PACKAGE = Path("kvbench")
 # The layouts of engines' pools, the order in which an engine allocates its blocks, a former name of a kernel, and the
@@ -36,4 +36,4 @@ def test_the_core_names_guests_only_in_its_tables() -> None:
     guests = ("kvbench.engines", "kvbench.probe", "kvbench.traces")
     core = [file for file in PACKAGE.rglob("*.py") if file.parts[1] not in ("engines", "probe", "traces")]
     naming = {str(file) for file in core if any(name.startswith(guests) for name in strings_in(file))}
-    assert naming == {"kvbench/cli/main.py", "kvbench/sweep/installed.py"}
+    assert naming == {"kvbench/cli/main.py", "kvbench/cells/installed.py"}

@@ -12,8 +12,8 @@ from kvbench.backends.batched import Merged
 from kvbench.backends.per_block import PerBlock
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import parse_faults
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.faults import parse_faults
 from kvbench.measure.bench import Bench
 from kvbench.measure.replay import place, places, set_up_replay
 from kvbench.measure.workload import VerificationError, Workload

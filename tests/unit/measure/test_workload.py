@@ -16,9 +16,9 @@ from kvbench.backends.auto import DEFAULTS, copier_for
 from kvbench.cells.axes import Direction, Memory, Reuse, slots_of
 from kvbench.cells.blocks import misfit, region_bytes
 from kvbench.cells.cell import Cell
+from kvbench.cells.faults import FaultPlan
 from kvbench.cells.pattern import AS_PATTERN, Pattern
 from kvbench.engine.device import DIRECTIONS, Device, MemoryKind, Stream, SwapMemory, open_device, per_block
-from kvbench.engine.faults import FaultPlan
 from kvbench.measure import workload as module
 from kvbench.measure.layout import lay_out
 from kvbench.measure.workload import EDGE_BYTES, Pool, Pools, Spots, VerificationError, Workload

@@ -7,9 +7,9 @@ from unittest import mock
 import msgspec
 import pytest
 
+from kvbench.cells.faults import FaultPlan
 from kvbench.cells.units import KIB
 from kvbench.engine.device import Stream, open_device
-from kvbench.engine.faults import FaultPlan
 from kvbench.errors import ExitCode
 from kvbench.probe import command as probe
 from kvbench.probe import common, path, registration

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.cells.installed import Installed, installed
 from kvbench.run import worker_process
 from kvbench.run.protocol import Describe, Open, Opened, Refused
 from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
-from kvbench.sweep.installed import Installed, installed
 from kvbench.sweep.spec import SweepSpec
 from tests.command import TIMEOUT_S
 from tests.forks import forked

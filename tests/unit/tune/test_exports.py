@@ -15,12 +15,12 @@ from kvbench.backends import base
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, EngineSetting
+from kvbench.cells.installed import engines
 from kvbench.cli.main import app
 from kvbench.engine import nvrtc
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.run import runner
-from kvbench.sweep.installed import engines
 from kvbench.tune.answer import rule_for_all, shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.search import engine_sweep

@@ -15,7 +15,6 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.sweep.spec import SweepSpec
 from kvbench.text import hint, printable, shown
 
 GROUP: Final = "kvbench.backends"
@@ -121,17 +120,6 @@ def of_engine(backend: str) -> str:
     """Return the engine whose code a backend runs; "" for other backends."""
     known = installed()[0].get(backend)
     return known.engine if known else ""
-
-
-def asked_for(spec: SweepSpec) -> list[Installed]:
-    """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
-    known, _ = installed()
-    names = {name for name, backend in known.items() if backend.own}
-    for group in spec.groups:
-        names.update(group.get("backend", [name for name, backend in known.items() if not backend.engine]))
-    for name in sorted(names - known.keys()):
-        raise unknown_backend(name, known)
-    return [known[name] for name in sorted(names)]
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
