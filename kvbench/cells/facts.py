@@ -91,7 +91,6 @@ STAGED: Final = "staged"
 TRITON: Final = "triton"
 # What a policy cannot name: what follows one, and what copies nothing.
 NO_CHOICES: Final = frozenset({AUTO, COPIER, *FLOORS})
-_PLUG_IN: Final = " (plug-in)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +184,13 @@ def sms_text(counts: Collection[int]) -> str:
     return f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
 
 
-def method_label(backend: str, sms: int | Collection[int] | None = None, more: Sequence[str] = ()) -> str:
-    """Return the name of a method, everywhere: "batched", "sm (2 to 12 SMs)"; if `marked`: "mine (plug-in, 4 SMs)".
+def method_label(
+    backend: str, sms: int | Collection[int] | None = None, more: Sequence[str] = (), *, plug_in: bool = False
+) -> str:
+    """The name of a method, everywhere: "batched", "sm (2 to 12 SMs)", of a plug-in "mine (plug-in, 4 SMs)".
 
-    `more` are further settings.
+    `more` are further settings. A plug-in's figures are only as true as its package, so that its name says what it is.
     """
-    name = backend.removesuffix(_PLUG_IN)
     counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
-    settings = ", ".join(filter(None, ("plug-in" if is_marked(backend) else "", sms_text(counts), *more)))
-    return f"{name} ({settings})" if settings else name
-
-
-def marked(plug_in: str) -> str:
-    """Return the name of a plug-in's backend as readers see it: what it shows is only as true as its package."""
-    return f"{plug_in}{_PLUG_IN}"
-
-
-def is_marked(backend: str) -> bool:
-    return backend.endswith(_PLUG_IN)
+    settings = ", ".join(filter(None, ("plug-in" if plug_in else "", sms_text(counts), *more)))
+    return f"{backend} ({settings})" if settings else backend

@@ -17,7 +17,7 @@ import tomli_w
 
 from kvbench.cells.axes import Direction, Situation, StreamState, pace_of, pace_text
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, STAGED, marked, method_label
+from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, STAGED, method_label
 from kvbench.errors import UsageError
 from kvbench.files import read_toml
 from kvbench.text import Line, convert, located, shown
@@ -68,8 +68,7 @@ class Choice:
     def label_with(self, counts: Sequence[int]) -> str:
         """Return the same with other SM counts: "sm (2 to 8 SMs)"."""
         settings = [f"{name} {value}" for name, value in self.axes if name not in ("order", "sms")]
-        backend = marked(self.backend) if self.plug_in else self.backend
-        return ", ".join((method_label(backend, counts), *settings))
+        return ", ".join((method_label(self.backend, counts, plug_in=self.plug_in), *settings))
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -61,7 +61,7 @@ from kvbench.report.sections import (
     streams,
     threshold,
 )
-from kvbench.report.tables import both_directions, words_in
+from kvbench.report.tables import both_directions, name_of, words_in
 from kvbench.report.view import (
     View,
     ceilings_text,
@@ -376,7 +376,7 @@ def _skipped(views: Sequence[View]) -> list[Text]:
     lines: list[Text] = []
     for view in views:
         skipped = [outcome for outcome in view.outcomes if outcome.status == "skipped"]
-        by_reason = grouped(skipped, lambda outcome: (outcome.cell.backend, outcome.reason))
+        by_reason = grouped(skipped, lambda outcome: (name_of(outcome), outcome.reason))
         for (backend, why), cells in sorted(by_reason.items(), key=lambda group: group[0]):
             lines.append(f"{view.label}: {backend}, {noun(len(cells), 'cell')}: {short(why)}")
     return lines

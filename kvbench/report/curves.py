@@ -7,7 +7,7 @@ from typing import Final
 
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF
-from kvbench.report.tables import main_path
+from kvbench.report.tables import main_path, name_of
 from kvbench.report.view import grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
@@ -22,6 +22,11 @@ class Curve:
     series: Series
     blocks: int
     outcomes: Sequence[Outcome]
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend, which says of a plug-in that it is one."""
+        return name_of(self.outcomes[0])
 
     @property
     def sizes(self) -> list[int]:

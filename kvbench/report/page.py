@@ -15,6 +15,7 @@ from markdown_it.token import Token
 from kvbench.report import markdown
 from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
+from kvbench.report.tables import name_of
 from kvbench.report.view import View, is_measured
 from kvbench.results.outcomes import Outcome
 from kvbench.text import short
@@ -137,9 +138,9 @@ def _inline(svg: str, styles: dict[str, str]) -> str:
 
 def _cells(view: View) -> Iterator[str]:
     """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
-    for outcome, cell in zip(view.outcomes, view.run.outcomes, strict=True):
-        name = outcome.cell.backend  # with the mark of a plug-in
-        shape = (name, cell.direction, cell.stream_state, count(cell.blocks), bytes_size(cell.block_bytes))
+    for outcome in view.outcomes:
+        cell = outcome.cell
+        shape = (name_of(outcome), cell.direction, cell.stream_state, count(cell.blocks), bytes_size(cell.block_bytes))
         # as `kvbench sweep -a` takes them
         axes = ((name, text) for name, text in cell.as_strings().items() if name not in _NAMED_AXES and text)
         others = " ".join(f"{name}={short(text, 80)}" for name, text in axes)

@@ -246,11 +246,16 @@ def chance_note(comparisons: int) -> list[Text]:
 def label_of(outcomes: Sequence[Outcome]) -> str:
     """Return the label of the method that some outcomes share, with the SMs that they take."""
     sms = [outcome.cell.sms for outcome in outcomes if outcome.cell.sms is not None]
-    return method_label(outcomes[0].cell.backend, sms)
+    return method_label(outcomes[0].cell.backend, sms, plug_in=outcomes[0].plug_in)
 
 
-def method_of(cell: Cell) -> str:
-    return method_label(cell.backend, cell.sms)
+def method_of(outcome: Outcome) -> str:
+    return label_of([outcome])
+
+
+def name_of(outcome: Outcome) -> str:
+    """The name of a backend, which says of a plug-in that it is one."""
+    return method_label(outcome.cell.backend, plug_in=outcome.plug_in)
 
 
 def swap_text(cell: Cell) -> str:

@@ -5,7 +5,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
@@ -17,7 +17,7 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import AXES, SwapShape, axes_of
-from kvbench.cells.facts import FLOORS, marked, plug_ins_of
+from kvbench.cells.facts import FLOORS
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
 from kvbench.results.outcomes import BETWEEN, Outcome
@@ -178,13 +178,8 @@ class View:
 
     @cached_property
     def outcomes(self) -> Sequence[Outcome]:
-        """Every cell of the run in the order of `Run.outcomes`, with a mark at the names of plug-ins' backends."""
-        outcomes = list(self.run.outcomes.values())
-        names = {name: marked(name) for name in plug_ins_of(self.run.info.backends)}
-        for number, outcome in enumerate(outcomes):
-            if name := names.get(outcome.cell.backend):
-                outcomes[number] = replace(outcome, cell=replace(outcome.cell, backend=name))
-        return outcomes
+        """Every cell of the run, in the order of `Run.outcomes`."""
+        return list(self.run.outcomes.values())
 
     @cached_property
     def measured(self) -> Sequence[Outcome]:

@@ -8,7 +8,7 @@ nothing.
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple, TypeVar
@@ -64,7 +64,7 @@ NO_SAMPLES: Final = Spread()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """A cell of a run, without the samples of its visits.
+    """A cell of a run, without the samples of its visits; its backend may be of a `plug_in`.
 
     `attempts` has the attempt that counts of every round, of `made` visits; `rounds` counts those with a time of the
     swap, and `disturbed` has the rounds that something disturbed. `path` names their paths, the most frequent first.
@@ -78,6 +78,7 @@ class Outcome:
     cell: Cell
     status: Status
     reason: str = ""
+    plug_in: bool = False
     attempts: Mapping[int, int] = field(default_factory=dict)
     path: str | None = None
     verified_bytes: int = 0
@@ -147,13 +148,21 @@ class Outcome:
         return gigabytes_per_second(self.cell.swap_bytes, us) if self.has_rate and us > 0 else math.nan
 
 
-def outcomes_of(made: Iterable[Visit], counting: Sequence[Visit], others: Iterable[Record]) -> dict[Cell, Outcome]:
-    """Return the outcome of every cell of a run, sorted by its axes; of its visits `made`, `counting` count."""
+def outcomes_of(
+    made: Iterable[Visit], counting: Sequence[Visit], others: Iterable[Record], plug_ins: Collection[str] = ()
+) -> dict[Cell, Outcome]:
+    """The outcome of every cell of a run, sorted by its axes; of its visits `made`, `counting` count.
+
+    `plug_ins` are the names of the backends of other packages.
+    """
     in_turn, numbers = _medians_in_turn(counting), Counter(visit.cell for visit in made)
     of_cells = by_cell([*counting, *(record for record in others if isinstance(record, Failure | Skip))])
     spreads = _spreads(counting)
     return {
-        cell: _outcome(cell, of_cells[cell], numbers[cell], in_turn, spreads.get(cell, NO_SAMPLES))
+        cell: replace(
+            _outcome(cell, of_cells[cell], numbers[cell], in_turn, spreads.get(cell, NO_SAMPLES)),
+            plug_in=cell.backend in plug_ins,
+        )
         for cell in sorted(of_cells, key=_axis_values)
     }
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 import msgspec
 
 from kvbench.cells.cell import Cell
+from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
 from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
@@ -125,7 +126,7 @@ class Run:
         from kvbench.results.outcomes import outcomes_of
 
         every = (record for record in self.records if isinstance(record, Visit))
-        return outcomes_of(every, self.visits, self.others)
+        return outcomes_of(every, self.visits, self.others, plug_ins_of(self.info.backends))
 
     @cached_property
     def others(self) -> Sequence[Record]:

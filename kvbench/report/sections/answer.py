@@ -92,4 +92,4 @@ def _line(outcome: Outcome) -> list[str]:
     cell = outcome.cell
     shape = (cell.direction.value, cell.stream_state.value, count(cell.blocks), bytes_size(cell.block_bytes))
     figures = (format_cell(outcome, show) for show in (milliseconds, rate, microseconds("caller_us")))
-    return [method_of(cell), *shape, *figures]
+    return [method_of(outcome), *shape, *figures]

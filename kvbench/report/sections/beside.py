@@ -42,6 +42,7 @@ from kvbench.report.tables import (
     line_of,
     measured_table,
     method_of,
+    name_of,
     swap_text,
 )
 from kvbench.report.view import DIRECTIONS, View, grouped, is_measured
@@ -74,13 +75,13 @@ _METHOD_AXES: Final = [
 
 @dataclass(frozen=True)
 class Slowed:
-    """A method of swapping beside a step: its name without the SM count, and what it costs.
+    """A method of swapping beside a step, with its settings but for the SM count and the pace, and what it costs.
 
     `longest` is the same cell in the run of the machine that measured it for the most iterations, which has its tail.
     """
 
     outcome: Outcome
-    method: str
+    settings: str
     longest: Outcome
 
     @property
@@ -90,6 +91,10 @@ class Slowed:
     @property
     def step(self) -> Neighbour:
         return self.cell.neighbour
+
+    @property
+    def method(self) -> str:
+        return comma_separated(name_of(self.outcome), self.settings)
 
     @property
     def sms(self) -> str:
@@ -102,7 +107,7 @@ class Slowed:
     @property
     def label(self) -> str:
         """The method with its SM count and its pace."""
-        return comma_separated(method_of(self.cell), self.pace and f"pace {self.pace}", *self.method.split(", ")[1:])
+        return comma_separated(method_of(self.outcome), self.pace and f"pace {self.pace}", self.settings)
 
     @property
     def order(self) -> tuple[object, ...]:
@@ -223,8 +228,8 @@ def _methods(outcomes: Sequence[Outcome], longest: Mapping[Cell, Outcome]) -> li
     for outcome in outcomes:
         cell = outcome.cell
         differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _alike(name, outcome)]]
-        method = comma_separated(cell.backend, *(axis_text(cell, name) for name in differing))
-        slowed.append(Slowed(outcome, method, longest[cell]))
+        settings = comma_separated(*(axis_text(cell, name) for name in differing))
+        slowed.append(Slowed(outcome, settings, longest[cell]))
     return slowed
 
 

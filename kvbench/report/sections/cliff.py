@@ -24,6 +24,7 @@ from kvbench.report.tables import (
     label_of,
     line_of,
     measured_table,
+    name_of,
     rate,
     swap_text,
 )
@@ -78,8 +79,8 @@ def _pending(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> li
 
 def _findings(curves: Sequence[Curve]) -> list[Text]:
     """Say where most curves jump and how high, what the number of blocks changes, and what the calls hold up."""
-    backend, direction, state = curves[0].series
-    who = f"{backend} {direction} on {a_stream(state)}"
+    _, direction, state = curves[0].series
+    who = f"{curves[0].backend} {direction} on {a_stream(state)}"
     cliffs = [(curve, curve.cliff) for curve in curves if curve.cliff]
     jumps = grouped(cliffs, lambda jump: (jump[1].below_bytes, jump[1].above_bytes, jump[1].rises))
     (below, above, rises), same = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, True), []))
@@ -153,8 +154,8 @@ def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTab
     ]
     if any(curve.cliff for curve in curves):
         body.append(["jump", *(_jump_text(curve.cliff) for curve in columns.values())])
-    backend, direction, state = curves[0].series
-    title = f"{direction}, {backend}, {state} stream: GB/s by block size and number of blocks"
+    _, direction, state = curves[0].series
+    title = f"{direction}, {curves[0].backend}, {state} stream: GB/s by block size and number of blocks"
     header = ["Block size", *columns]
     return measured_table(view, outcomes_in(cells), INCLUDES[state], title, header, body, pinned=view.pinned)
 
@@ -181,8 +182,9 @@ def _grid(view: View, series: Series) -> DataTable:
         for size, outcomes in lines_of(grid)
     ]
     header = ["Block size", *(f"N = {count(blocks)}" for blocks in map(int, grid.columns))]
-    title = f"{direction}, {backend}, {state} stream: GB/s (share of the ceiling) of every size and number of blocks"
     outcomes = outcomes_in(measured(cells))
+    name = name_of(outcomes[0])
+    title = f"{direction}, {name}, {state} stream: GB/s (share of the ceiling) of every size and number of blocks"
     return measured_table(view, outcomes, INCLUDES[state], title, header, body, pinned=view.pinned)
 
 

@@ -30,6 +30,7 @@ from kvbench.report.tables import (
     label_of,
     measured_table,
     method_of,
+    name_of,
     rate,
     ratio_text,
     swap_text,
@@ -48,7 +49,7 @@ class Key:
 
     head: str
     value: Value
-    text: Callable[[Cell], Text]
+    text: Callable[[Outcome], Text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,12 @@ def blocks(cell: Cell) -> int:
     return cell.blocks
 
 
-DIRECTION: Final = Key("Dir", by_direction, lambda cell: cell.direction.value)
-BACKEND: Final = Key("Backend", backend, backend)
+DIRECTION: Final = Key("Dir", by_direction, lambda outcome: outcome.cell.direction.value)
+BACKEND: Final = Key("Backend", backend, name_of)
 METHOD: Final = Key("Method", backend, method_of)
-BLOCKS: Final = Key("Blocks", blocks, lambda cell: count(cell.blocks))
-SIZE: Final = Key("Block size", size, lambda cell: bytes_size(cell.block_bytes))
-SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), swap_text)
+BLOCKS: Final = Key("Blocks", blocks, lambda outcome: count(outcome.cell.blocks))
+SIZE: Final = Key("Block size", size, lambda outcome: bytes_size(outcome.cell.block_bytes))
+SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), lambda outcome: swap_text(outcome.cell))
 
 
 def backends(side: "ContrastSide") -> list[Figure]:
@@ -107,7 +108,12 @@ class ContrastSide:
     @property
     def cell(self) -> Cell:
         """A cell of the table: all are equal in what tells tables apart."""
-        return any_of(self.lines[0])
+        return first_of(self.lines[0]).cell
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend of a table of one."""
+        return name_of(first_of(self.lines[0]))
 
     @cached_property
     def measured(self) -> list[Outcome]:
@@ -137,7 +143,7 @@ class Contrast:
     title: Callable[[ContrastSide], str]
     columns: Callable[[ContrastSide], Sequence[Figure]]
     includes: Callable[[ContrastSide], str | tuple[str, ...]]
-    arm: Callable[[Cell], str] = backend
+    arm: Callable[[Outcome], str] = lambda outcome: outcome.cell.backend
     compared: tuple[str, str] | None = None
     ratio: str = ""
     show_ratio: Callable[[Comparison], str] = ratio_text
@@ -167,16 +173,17 @@ def _charts(sides: Iterable[ContrastSide]) -> Iterable[Chart]:
 
 
 def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSide]:
-    cells = [outcome.cell for outcome in outcomes_in(pinned.cells)]
+    outcomes = outcomes_in(pinned.cells)
+    cells = [outcome.cell for outcome in outcomes]
     if not cells:
         return []
     keys = [f"key {number}" for number in range(len(contrast.keys))]
     named = pd.DataFrame(
         {
             "table": [tuple(value(cell) for value in contrast.apart) for cell in cells],
-            "arm": [contrast.arm(cell) for cell in cells],
+            "arm": [*map(contrast.arm, outcomes)],
             **{name: [key.value(cell) for cell in cells] for name, key in zip(keys, contrast.keys, strict=True)},
-            OUTCOME: outcomes_in(pinned.cells),
+            OUTCOME: outcomes,
         }
     )
     sides = []
@@ -202,7 +209,7 @@ def _table(side: ContrastSide) -> DataTable:
     more = contrast.more(side)
     body = []
     for line in side.lines:
-        keys = [key.text(any_of(line)) for key in contrast.keys]
+        keys = [key.text(first_of(line)) for key in contrast.keys]
         if contrast.fastest:
             figures = fastest_marked(line, [column.arm for column in columns])
         else:
@@ -236,7 +243,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
     Lines that differ in these alone share a sentence. `shape` is what all have in common; `unit` stands before a value.
     """
     others = [DIRECTION, *(key for key in side.contrast.keys if key not in (over, DIRECTION))]
-    by_names = grouped(side.lines, lambda line: tuple(str(key.text(any_of(line))) for key in others))
+    by_names = grouped(side.lines, lambda line: tuple(str(key.text(first_of(line))) for key in others))
     alike = grouped(by_names, lambda names: _fastest_text(side, by_names[names], over, unit))
     stream = a_stream(side.cell.stream_state)
     for text, names in alike.items():
@@ -251,7 +258,7 @@ def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: st
     """Name the fastest backend at each value of a key; "" without one."""
     heads = {column.arm: column.head for column in side.contrast.columns(side)}
     timed = [outcome for line in lines for outcome in line.values() if outcome.times()]
-    texts = {over.value(outcome.cell): str(over.text(outcome.cell)) for outcome in timed}
+    texts = {over.value(outcome.cell): str(over.text(outcome)) for outcome in timed}
     times: dict[str, dict[int, Visits]] = {}
     for outcome in timed:
         times.setdefault(outcome.cell.backend, {})[over.value(outcome.cell)] = outcome.times()
@@ -267,8 +274,8 @@ def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: st
     return f"{', '.join(parts)}{unclear}" if parts else ""
 
 
-def any_of(line: Line) -> Cell:
-    return next(iter(line.values())).cell
+def first_of(line: Line) -> Outcome:
+    return next(iter(line.values()))
 
 
 def changes(side: ContrastSide, subject: str) -> list[Text]:

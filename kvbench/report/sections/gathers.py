@@ -8,13 +8,13 @@ import numpy as np
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
-from kvbench.cells.cell import Cell
 from kvbench.report.cells import measured, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun
 from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Key, Line, backend, size
 from kvbench.report.tables import microseconds
 from kvbench.report.view import Pinned, View, is_measured
+from kvbench.results.outcomes import Outcome
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
@@ -29,8 +29,8 @@ def _gathers(view: View) -> Pinned | None:
     return view.pin(cells, shown=("sms", "list"))
 
 
-def _grid(cell: Cell) -> str:
-    return "as shipped" if cell.sms is None else str(cell.sms)
+def _grid(outcome: Outcome) -> str:
+    return "as shipped" if outcome.cell.sms is None else str(outcome.cell.sms)
 
 
 def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def _suffices(side: ContrastSide) -> Iterable[Text]:
     if fits and len(enough) == len(side.lines):
         start_us, rate = max(fits, key=lambda fitted: fitted[1])
         yield (
-            f"{side.cell.backend} gathers rows of {bytes_size(side.cell.block_bytes)} in {figure(start_us)} us + n / "
+            f"{side.backend} gathers rows of {bytes_size(side.cell.block_bytes)} in {figure(start_us)} us + n / "
             f"{figure(rate)} M; {noun(max(enough), 'CTA')} {'is' if max(enough) == 1 else 'are'} within "
             f"{KNEE.fraction:.0%} of the best."
         )
@@ -89,7 +89,7 @@ GATHERS: Final = Contrast(
     apart=(backend, size),
     keys=(Key("Rows", BLOCKS.value, BLOCKS.text),),
     title=lambda side: (
-        f"{side.cell.backend}, rows of {bytes_size(side.cell.block_bytes)}: us from the launch of a CUDA graph "
+        f"{side.backend}, rows of {bytes_size(side.cell.block_bytes)}: us from the launch of a CUDA graph "
         "to completion, by thread blocks (CTAs)"
     ),
     arm=_grid,

@@ -51,7 +51,7 @@ class Load:
 
     @property
     def method(self) -> str:
-        return comma_separated(method_of(self.outcome.cell), "at once" * self.at_once)
+        return comma_separated(method_of(self.outcome), "at once" * self.at_once)
 
     @property
     def caller_of_layer_us(self) -> float:

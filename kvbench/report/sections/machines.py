@@ -1,13 +1,13 @@
 """Machines side by side: a column for each card and driver, with the cells that all of them have."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapShape
-from kvbench.cells.facts import BATCHED, is_marked, marked
+from kvbench.cells.facts import BATCHED, method_label
 from kvbench.cells.installed import of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
@@ -71,9 +71,9 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
     for place in dict.fromkeys(chain.from_iterable(recommended)):
         rows.append(_Row(f"Recommended, {place}", [of_machine.get(place, ABSENT) for of_machine in recommended]))
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
-    shipped = {name for reached in swaps for shape in shown for name in reached[shape].foreign if not is_marked(name)}
+    shipped = _shipped(swaps, shown)
     notes: list[Text] = [_CHOSEN] if shown else [_NONE_IN_COMMON]
-    notes += [f"The code of their own packages: {', '.join(sorted(shipped))}"] if shipped else []
+    notes += [f"The code of their own packages: {', '.join(shipped)}"] if shipped else []
     caption = f"{INCLUDES['idle']}. Medians" if shown else ""
     cards = [runs[0].card for runs in machines]
     body = [(row.name, *row.texts) for row in rows]
@@ -124,10 +124,19 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
             # as its package ships it, where that was measured
             for choice in sorted(answer.measured.every, key=lambda choice: len(choice.axes)):
                 if choice.backend in others:
-                    of_others.setdefault(marked(choice.backend) if choice.plug_in else choice.backend, (answer, choice))
+                    name = method_label(choice.backend, plug_in=choice.plug_in)
+                    of_others.setdefault(name, (answer, choice))
                 elif choice.backend == BATCHED and shape not in swaps:
                     swaps[shape] = Reached(answer, choice, of_others)
     return swaps
+
+
+def _shipped(machines: Sequence[Mapping[SwapShape, Reached]], shapes: Iterable[SwapShape]) -> list[str]:
+    """The names of the engines' own code among the methods of some shapes: that of no plug-in."""
+    names: set[str] = set()
+    for machine, shape in product(machines, shapes):
+        names |= {name for name, (_, choice) in machine[shape].foreign.items() if not choice.plug_in}
+    return sorted(names)
 
 
 def _shown(common: set[SwapShape]) -> list[SwapShape]:

@@ -29,7 +29,7 @@ from kvbench.report.sections.contrast import (
     size,
     turns,
 )
-from kvbench.report.tables import INCLUDES, measured_table, method_of, rate, swap_text
+from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, swap_text
 from kvbench.report.view import Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
@@ -43,8 +43,8 @@ _ARMS: Final = {
 }
 
 
-def _placed(cell: Cell) -> str:
-    return _ARMS[cell.pool_bytes > 0, cell.reuse]
+def _placed(outcome: Outcome) -> str:
+    return _ARMS[outcome.cell.pool_bytes > 0, outcome.cell.reuse]
 
 
 def _hot_and_far(view: View) -> Pinned | None:
@@ -61,14 +61,14 @@ def _hot_and_far(view: View) -> Pinned | None:
 
 def _scattered(side: ContrastSide) -> Iterable[Text]:
     """Say which backend pays most for scattered blocks, and which pay nothing; nothing where that is undecided."""
-    costs = [(line[_HOT].cell, cost) for line, cost in side.comparisons]
-    dearer = [(cell, cost.ratio) for cell, cost in costs if cost.verdict is Verdict.SLOWER]
-    doubtful = {cell.backend for cell, cost in costs if cost.verdict in (Verdict.SLOWER, Verdict.UNDECIDED)}
+    costs = [(line[_HOT], cost) for line, cost in side.comparisons]
+    dearer = [(hot, cost.ratio) for hot, cost in costs if cost.verdict is Verdict.SLOWER]
+    doubtful = {name_of(hot) for hot, cost in costs if cost.verdict in (Verdict.SLOWER, Verdict.UNDECIDED)}
     parts = []
     if dearer:
-        cell, ratio = max(dearer, key=lambda cost: cost[1])
-        parts.append(f"{cell.backend} of {swap_text(cell)} {slower_text(ratio)}")
-    if unharmed := sorted({cell.backend for cell, _ in costs} - doubtful):
+        hot, ratio = max(dearer, key=lambda cost: cost[1])
+        parts.append(f"{name_of(hot)} of {swap_text(hot.cell)} {slower_text(ratio)}")
+    if unharmed := sorted({name_of(hot) for hot, _ in costs} - doubtful):
         parts.append(f"{', '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower")
     if parts:
         yield f"{side.cell.direction} of fresh, scattered blocks against hot, dense ones: {'; '.join(parts)}."
@@ -117,7 +117,7 @@ def _in_runs(view: View) -> Pinned | None:
     return Pinned(several, pinned.hidden) if len(several) else None
 
 
-_EXTENT: Final = Key("Extent", _extent, lambda cell: count(_extent(cell) or 0))
+_EXTENT: Final = Key("Extent", _extent, lambda outcome: count(_extent(outcome.cell) or 0))
 RUNS: Final = Contrast(
     needed=f"it needs a backend measured at {MIN_LENGTHS} extents (pattern=shuffled,runs-8,runs-32) when idle",
     select=_in_runs,
@@ -192,7 +192,7 @@ def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:
     for line in lines:
         cell = line.alone.cell
         beside = "" if cell.neighbour == Neighbour.NONE else f", beside {cell.neighbour}"
-        keys = (method_of(cell), swap_text(cell), f"{cell.stream_state}{beside}", line.device)
+        keys = (method_of(line.alone), swap_text(cell), f"{cell.stream_state}{beside}", line.device)
         body.append([*keys, rate(line.alone), rate(line.at_once), f"{line.kept:.0%}"])
     title = f"{lines[0].alone.cell.direction}: GB/s of swaps alone, and of all devices at once"
     clock = "CUDA events; a cell alone, and while every device swaps its own blocks at the same time"
@@ -209,7 +209,7 @@ def _loss(lines: Iterable[DeviceLine]) -> Iterable[Text]:
         cell = worst.at_once.cell
         yield (
             f"{cell.direction} on {count(cell.devices)} devices at once: {rate(worst.at_once)} GB/s at worst, "
-            f"{rate(worst.alone)} alone ({method_of(cell)}, {swap_text(cell)})."
+            f"{rate(worst.alone)} alone ({method_of(worst.alone)}, {swap_text(cell)})."
         )
 
 
@@ -218,7 +218,7 @@ def _registrations(cell: Cell) -> int:
     return -(-cell.pool_bytes // slots.slot_bytes) if slots else 1
 
 
-_REGISTRATIONS: Final = Key("Registrations", _registrations, lambda cell: count(_registrations(cell)))
+_REGISTRATIONS: Final = Key("Registrations", _registrations, lambda outcome: count(_registrations(outcome.cell)))
 
 
 def _in_registrations(view: View) -> Pinned | None:
@@ -278,7 +278,7 @@ def _ranks(cell: Cell) -> int | None:
     return next((int(match[1]) for match in found if match), None)
 
 
-_RANKS: Final = Key("Ranks", _ranks, lambda cell: str(_ranks(cell)))
+_RANKS: Final = Key("Ranks", _ranks, lambda outcome: str(_ranks(outcome.cell)))
 
 
 def _in_fragments(view: View) -> Pinned | None:
@@ -301,7 +301,7 @@ def _gap(side: ContrastSide) -> Iterable[Text]:
         cell = base.cell
         yield (
             f"{cell.direction} of fragments of {bytes_size(cell.block_bytes)}, {_ranks(cell)} ranks: "
-            f"{method_of(best.cell)} moves {figure(best.gbps)} GB/s, {BATCHED} {figure(base.gbps)} "
+            f"{method_of(best)} moves {figure(best.gbps)} GB/s, {BATCHED} {figure(base.gbps)} "
             f"({figure(best.gbps / base.gbps)}{TIMES})."
         )
 

@@ -38,7 +38,7 @@ class Replayed(NamedTuple):
 
     @property
     def method(self) -> str:
-        return method_of(self.outcome.cell)
+        return method_of(self.outcome)
 
 
 def make(view: View) -> PartOrReason:
@@ -130,13 +130,10 @@ def _replays_of(view: View) -> list[Replayed]:
     descriptors, and the copies left of them.
     """
     visits = by_cell(visit for visit in view.run.visits if visit.cell.sequence == TRACE)
-    measured = set(view.measured)
-    # The outcomes of a view are those of its run, in order; the names of plug-ins in their cells have a mark.
-    pairs = zip(view.run.outcomes, view.outcomes, strict=True)
     return [
-        Replayed(outcome, _table_of(visits[cell], cell.block_bytes))
-        for cell, outcome in pairs
-        if outcome in measured and _replays(outcome)
+        Replayed(outcome, _table_of(visits[outcome.cell], outcome.cell.block_bytes))
+        for outcome in view.measured
+        if _replays(outcome)
     ]
 
 

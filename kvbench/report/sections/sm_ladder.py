@@ -31,7 +31,16 @@ from kvbench.report.model import (
 )
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.tables import INCLUDES, Band, chart_text, comma_separated, line_of, measured_table, rate_band
+from kvbench.report.tables import (
+    INCLUDES,
+    Band,
+    chart_text,
+    comma_separated,
+    line_of,
+    measured_table,
+    name_of,
+    rate_band,
+)
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome, slowdown_of
 from kvbench.text import ends
@@ -153,13 +162,14 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     tables = [_table(ladders._replace(cells=of_kind), decode) for _, of_kind in kinds]
     # The settings are of engines' own kernels: details, behind the table of the page.
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
-    (backend, state), first = kinds[0]
+    (_, state), first = kinds[0]
+    name = name_of(outcomes_in(first)[0])
     known = [_knee(ladder) for ladder in _ladders_of(first).values()]
     enough = [sms for sms in known if sms]
-    finding = f"{backend}, {state} stream: GB/s still rise at the most SMs."
+    finding = f"{name}, {state} stream: GB/s still rise at the most SMs."
     if enough:
         of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
-        finding = f"{backend}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
+        finding = f"{name}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
     of_state = {backend: of_kind for (backend, kind_state), of_kind in kinds if kind_state == state}
     return Part([finding], [_chart(ladders.view, state, of_state)], tables)
 
@@ -195,7 +205,7 @@ def _table(shown: Ladders, decode: Decode) -> DataTable:
     header += [f"decode slower, {side}" for side in beside]
     outcomes = outcomes_in(shown.cells)
     blocks = ends({outcome.cell.blocks for outcome in outcomes}, count)
-    title = f"{backend}, {state} stream: GB/s by SM count, median over N = {blocks}"
+    title = f"{name_of(outcomes[0])}, {state} stream: GB/s by SM count, median over N = {blocks}"
     bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
     return measured_table(shown.view, outcomes, INCLUDES[state], title, header, body, pinned=shown.pinned, bold=bold)
 
@@ -207,17 +217,18 @@ def _slowdown_text(beside: Outcome | None) -> str:
 def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Chart:
     """Return the ladders of all kernels in a stream state, side by side for the directions."""
     ladders = {backend: _ladders_of(cells) for backend, cells in kernels.items()}
+    names = {backend: name_of(outcomes_in(cells)[0]) for backend, cells in kernels.items()}
     panels = []
     for direction in DIRECTIONS:
         lines = []
         for backend, sides in ladders.items():
             of_direction = [(size, ladder) for (way, size), ladder in sides.items() if way == direction]
             for number, (size, ladder) in enumerate(of_direction):
-                label = comma_separated(backend if len(ladders) > 1 else "", bytes_size(size))
+                label = comma_separated(names[backend] if len(ladders) > 1 else "", bytes_size(size))
                 lines.append(_line(label, backend, number, ladder))
         panels += [PlotPanel(direction, lines, view.ceilings.get(direction))] if lines else []
     plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels)
-    title = f"SM ladder of {' and '.join(ladders)}: GB/s against the SM count"
+    title = f"SM ladder of {' and '.join(names.values())}: GB/s against the SM count"
     text = chart_text(view, title, f"{INCLUDES[state]}. Ring: enough SMs")
     return Chart(f"sm-ladder-{view.label}", text, plot)
 

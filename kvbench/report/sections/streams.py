@@ -26,10 +26,10 @@ from kvbench.report.sections.contrast import (
     Figure,
     Key,
     Line,
-    any_of,
     backend,
     by_direction,
     changes,
+    first_of,
 )
 from kvbench.report.tables import (
     INCLUDES,
@@ -38,6 +38,7 @@ from kvbench.report.tables import (
     method_of,
     microseconds,
     milliseconds,
+    name_of,
     swap_text,
 )
 from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View, grouped
@@ -71,7 +72,7 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
     seen = []
     if halves:
         worst, line = max(halves, key=lambda half: half[0])
-        cell = any_of(line)
+        cell = first_of(line).cell
         middle = median(half for half, _ in halves)
         swap = f"{cell.direction} {swap_text(cell)}"
         seen = [f"Resolution, half an interval: {middle:.1%} in the median, {worst:.1%} at worst ({swap})"]
@@ -82,7 +83,7 @@ def _order_effect(side: ContrastSide) -> Sequence[Text]:
     """Say in how many cells of the first table both orders differ."""
     if _by_engines(side.cell) > min(_by_engines(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
         return ()
-    return changes(side, f"ANY against STREAM, {side.cell.backend} on {a_stream(side.cell.stream_state)}")
+    return changes(side, f"ANY against STREAM, {side.backend} on {a_stream(side.cell.stream_state)}")
 
 
 def _by_engines(cell: Cell) -> int:
@@ -116,10 +117,10 @@ ORDER: Final = Contrast(
     select=_both_orders,
     apart=(backend, _by_engines),
     keys=(DIRECTION, BLOCKS, SIZE),
-    title=lambda side: f"STREAM against ANY, {side.cell.backend}, {side.cell.stream_state} stream",
+    title=lambda side: f"STREAM against ANY, {side.backend}, {side.cell.stream_state} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
     includes=lambda _: (INCLUDES["swap_us"], "Delta: ANY / STREAM - 1, in turn", INCLUDES["caller_us"]),
-    arm=lambda cell: str(cell.order),
+    arm=lambda outcome: str(outcome.cell.order),
     compared=("stream", "any"),
     ratio="Delta (95%)",
     show_ratio=change_text,
@@ -133,8 +134,8 @@ MIN_DEPTHS: Final = 4
 _BEGUN: Final = "†"
 
 
-def _queue_arm(cell: Cell) -> str:
-    return f"{cell.backend}, {swap_text(cell)}, {noun(cell.streams, 'stream')}"
+def _queue_arm(outcome: Outcome) -> str:
+    return f"{name_of(outcome)}, {swap_text(outcome.cell)}, {noun(outcome.cell.streams, 'stream')}"
 
 
 def _depths(view: View) -> Pinned | None:
@@ -211,8 +212,8 @@ def _knee_effect(side: ContrastSide) -> Iterable[Text]:
             )
     arms: dict[tuple[str, int], str] = {}
     for arm in side.arms:
-        cell = _cells_of(side, arm)[0].cell
-        arms.setdefault((cell.backend, cell.streams), arm)
+        first = _cells_of(side, arm)[0]
+        arms.setdefault((name_of(first), first.cell.streams), arm)
     bounds = {queue: _full(side, arm) for queue, arm in arms.items()}
     filled = {queue: full for queue, full in bounds.items() if full}
     for (name, streams), full in filled.items():
@@ -229,7 +230,7 @@ QUEUE_DEPTH: Final = Contrast(
     needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
     select=_depths,
     apart=(by_direction,),
-    keys=(Key("Queued", lambda cell: cell.queued, lambda cell: count(cell.queued)),),
+    keys=(Key("Queued", lambda cell: cell.queued, lambda outcome: count(outcome.cell.queued)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by queued swaps of the same kind",
     arm=_queue_arm,
     columns=lambda side: [Figure(arm, arm, _submission) for arm in side.arms],
@@ -251,7 +252,7 @@ _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, Stream
 def _gate_effect(side: ContrastSide) -> Iterable[Text]:
     """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
     known = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
-    for name, pairs in grouped(known, lambda pair: pair[0][_GATES[0]].cell.backend).items():
+    for name, pairs in grouped(known, lambda pair: name_of(pair[0][_GATES[0]])).items():
         line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
         closed, opened = (line[state] for state in _GATES)
         head = f"{name} {closed.cell.direction}"
@@ -297,7 +298,7 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
         title=lambda side: f"{side.cell.direction}, {name}: us per swap by stream state",
         columns=_state_columns,
         includes=lambda _: INCLUDES["swap_us"],
-        arm=lambda cell: cell.stream_state.value,
+        arm=lambda outcome: outcome.cell.stream_state.value,
         compared=_GATES,
         ratio="Opened / gated",
         more=lambda _: {"Path, opened / gated": _paths},
@@ -321,11 +322,11 @@ def _calls(view: View) -> Pinned | None:
     if EMPTY not in set(called["backend"]):
         return None
     pinned = view.pin(where(called, stream_state="idle"), shown=("pause",))
-    return pinned if {_TIGHT, _AFTER} <= {_called(outcome.cell) for outcome in outcomes_in(pinned.cells)} else None
+    return pinned if {_TIGHT, _AFTER} <= {_called(outcome) for outcome in outcomes_in(pinned.cells)} else None
 
 
-def _called(cell: Cell) -> str:
-    return _AFTER if cell.pause_us else _TIGHT
+def _called(outcome: Outcome) -> str:
+    return _AFTER if outcome.cell.pause_us else _TIGHT
 
 
 def _call_effect(side: ContrastSide) -> Iterable[Text]:
@@ -335,7 +336,7 @@ def _call_effect(side: ContrastSide) -> Iterable[Text]:
         line, _ = max(told, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
         yield (
-            f"{method_of(tight.cell)} {tight.cell.direction}, {swap_text(tight.cell)}: the call takes "
+            f"{method_of(tight)} {tight.cell.direction}, {swap_text(tight.cell)}: the call takes "
             f"{_caller_us(tight)} us of the thread in a tight loop and {_caller_us(after)} us after a step of an "
             f"engine, until completion {_wall_us(tight)} and {_wall_us(after)} us."
         )

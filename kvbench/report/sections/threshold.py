@@ -13,8 +13,8 @@ from kvbench.report.cells import by_axes, measured, outcomes_in, selected, where
 from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, any_of, backends, turns
-from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
+from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, backends, first_of, turns
+from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds, name_of
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
@@ -58,7 +58,8 @@ def _by_state(cell: Cell) -> int:
     return _ORDER.index(cell.stream_state)
 
 
-def _size_text(cell: Cell) -> str:
+def _size_text(outcome: Outcome) -> str:
+    cell = outcome.cell
     mixed = "" if cell.sizes == EQUAL else f", {cell.sizes}"
     return f"{bytes_size(cell.block_bytes)}{mixed}"
 
@@ -148,7 +149,7 @@ def _divided(batched: Sequence[Outcome], kernel: Sequence[Outcome]) -> tuple[flo
     below, above = sizes[first - 1 : first + 1]
     return (
         math.sqrt(below * above),
-        f"{bytes_size(below)}: {kernel[0].cell.backend} faster",
+        f"{bytes_size(below)}: {name_of(kernel[0])} faster",
         f"{bytes_size(above)}: {BATCHED} faster",
     )
 
@@ -161,7 +162,7 @@ def _is_first(side: ContrastSide) -> bool:
 def _find(side: ContrastSide) -> Iterable[Text]:
     """Say which backend is the fastest at which size, back to back or else in the first state that was measured."""
     if _is_first(side):
-        equal = [line for line in side.lines if any_of(line).sizes == EQUAL]
+        equal = [line for line in side.lines if first_of(line).cell.sizes == EQUAL]
         yield from turns(replace(side, lines=equal), _PAGE, f"N = {count(side.cell.blocks)}")
 
 
