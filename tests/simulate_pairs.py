@@ -1,7 +1,7 @@
 """How often an interval holds and a verdict is wrong on noise whose truth is known: `python -m tests.simulate_pairs`.
 
 Two arms that take equally long are sampled in turn, at one shape of swaps or at several: at some the first is faster,
-at as many the second. Nothing here is a measurement. `--write` puts the tables into docs/measuring.md.
+at as many the second. Nothing here is a measurement. `--write` puts the tables into docs/design/intervals.md.
 """
 
 import sys
@@ -16,7 +16,7 @@ from kvbench.analysis.margins import IN_TURN, TIED
 from tests.simulate_gate import write_between_markers
 
 MARKERS: Final = ("<!-- coverage: begin -->", "<!-- coverage: end -->")
-PAGE: Final = Path(__file__).parents[1] / "docs" / "measuring.md"
+PAGE: Final = Path(__file__).parents[1] / "docs" / "design" / "intervals.md"
 SAMPLES: Final = 15
 # Noise of a sample and of a visit, as shares of the time.
 OF_SAMPLE, OF_VISIT = 0.02, 0.02
