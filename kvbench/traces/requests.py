@@ -27,9 +27,10 @@ MOONCAKE_TOKENS: Final = 512
 _BOM: Final = b"\xef\xbb\xbf"
 _HEADER: Final = re.compile(rb'\{\s*"(hash_tokens|time_unit)"')
 _HOW_TO: Final = "docs/how-to/trace.md"
-_PAGE: Final = f"{_HOW_TO} has a script that converts it"
-_NUMBERED: Final = f"Prefixes in {_HOW_TO} gives others a number"
-_LOOKUPS: Final = f"record its lookups (--lookup-hash-log-dir): {_HOW_TO} has a script that converts them"
+_SCRIPT: Final = "docs/how-to/convert_traces.py"
+_PAGE: Final = f"{_SCRIPT} converts it"
+_NUMBERED: Final = f"Prefixes in {_SCRIPT} gives others a number"
+_LOOKUPS: Final = f"record its lookups (--lookup-hash-log-dir): {_SCRIPT} converts them"
 _CSV: Final = re.compile(rb"[^{\[\x00-\x1f\x7f-\xff][\t -~]*[,;\t][\t -~]*")
 _FORMAT: Final = "a request has timestamp, input_length, output_length and hash_ids"
 # What a file is that begins with these bytes.
@@ -51,7 +52,7 @@ _KINDS: Final = {
         | {"results", "mean_ttft_ms"}
     ),
     f"lookups of LMCache; {_PAGE}": {"chunk_hashes", "chunk_size"},
-    f"prompts as tokens; Prefixes in {_HOW_TO} gives their blocks a number": (
+    f"prompts as tokens; Prefixes in {_SCRIPT} gives their blocks a number": (
         {"prompt_token_ids", "token_ids", "input_ids"}
     ),
     "spans of OpenTelemetry, which tell usage and have no ids of prefixes": (

@@ -82,14 +82,14 @@ def asked() -> str:
     """A line for each question: what its section finds in the run of the card, or that the run is missing."""
     rows = [f"| {_linked(each)} | {_found(each)} |" for each in _ASKED]
     if (RUNS / "threshold").is_dir():
-        asked = _ASKED[1]._replace(question="From which block size on is batched faster than Triton?")
+        asked = _ASKED[1]._replace(question="Above what block size is batched faster than Triton?")
         rows.insert(2, f"| {_linked(asked)} | {_crossovers()} |")
     limit = [f"| Where do small blocks end? | {_limit()} |"] if (RUNS / "engine").is_dir() else []
     return "\n".join(["| Asked | On this card |", "| --- | --- |", *rows, *limit])
 
 
 def _crossovers() -> str:
-    """From which block size on batched copies are faster than the Triton kernel, by direction and SM count."""
+    """Above what block size batched copies are faster than the Triton kernel, by direction and SM count."""
     (chapter,) = _chapters("threshold", "threshold")
     (back_to_back, *_) = chapter.part.tables
     column = next(index for index, head in enumerate(back_to_back.header) if head.startswith("triton"))

@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from kvbench.errors import UsageError
 from kvbench.traces.requests import Request, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import CacheRun, CacheSettings
 
-PAGE = Path(__file__).parents[3] / "docs/how-to/trace.md"
+CONVERT = Path(__file__).parents[3] / "docs/how-to/convert_traces.py"
 
 
 def line(at: float, ids: list[Any], tokens: int = 0, **more: Any) -> dict[str, Any]:
@@ -172,17 +174,16 @@ def test_endless_lines_that_are_no_requests_are_not_read(tmp_path: Path) -> None
         read_requests(file)
 
 
-# The scripts of the page
+# The script beside the page
 
 
-SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, int]]]] = {
-    "sessions": (
+SAMPLES: dict[str, tuple[list[object], list[tuple[float, int, int]]]] = {
+    "aiperf": (
         [
             {"session_id": "a", "timestamp": 0, "input_length": 1024, "output_length": 32, "hash_ids": [1, 2]},
             {"session_id": "a", "delay": 2000, "input_length": 512, "output_length": 10, "hash_ids": [3]},
             {"session_id": "b", "timestamp": 500, "input_length": 512, "output_length": 10, "hash_ids": [1]},
         ],
-        {"hash_tokens": 16, "time_unit": "s"},
         # time, input tokens, and the blocks of 16 that an earlier request has too
         [(0.0, 1024, 0), (0.5, 512, 32), (0.2 + 32 * 0.02 + 2, 1024 + 32 + 512, 64)],
     ),
@@ -197,7 +198,6 @@ SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, in
                 {"t": 0.0, "in": 128, "out": 3, "hash_ids": [0, 1]},
             ]},
         ],
-        {"hash_tokens": 64, "time_unit": "s"},
         [(0.0, 128, 0), (1.0, 128, 0), (2.0, 64, 4), (9.0, 192, 8)],
     ),
     "dynamo": (
@@ -208,7 +208,6 @@ SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, in
                 "replay": {"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [2**64 - 1, at]},
             }}} for at in (0, 500)),
         ],
-        {"hash_tokens": 16, "time_unit": "ms"},
         [(1_760_000_000.0, 40, 0), (1_760_000_000.5, 40, 1)],
     ),
     "lmcache": (
@@ -217,7 +216,6 @@ SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, in
             {"timestamp": 5.5, "request_id": "a", "chunk_size": 256, "seq_len": 600, "chunk_hashes": ["0xa", "0xb"]},
             {"timestamp": 9.0, "request_id": "b", "chunk_size": 256, "seq_len": 900, "chunk_hashes": ["0xa"]},
         ],
-        {"hash_tokens": 256, "time_unit": "s"},
         [(5.0, 600, 0), (9.0, 511, 16)],
     ),
     "burstgpt": (
@@ -228,24 +226,19 @@ SAMPLES: dict[str, tuple[list[object], dict[str, Any], list[tuple[float, int, in
             "9.0,s,1,GPT-4,160,9,169,Conversation log",
             "12.0,s,1,GPT-4,32,9,41,Conversation log",
         ],
-        {"hash_tokens": 16, "time_unit": "s"},
         [(5.0, 64, 0), (8.0, 64, 0), (9.0, 160, 4), (12.0, 32, 0)],
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_script_of_the_page_converts_its_format(tmp_path: Path, name: str) -> None:
-    lines, header, wanted = SAMPLES[name]
+def test_the_script_of_the_page_converts_a_format(tmp_path: Path, name: str) -> None:
+    lines, wanted = SAMPLES[name]
     source, made = tmp_path / "source", tmp_path / "trace.jsonl"
     source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
     with pytest.raises(UsageError):
         read_requests(source)
-    scripts: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(block, scripts)
-    with source.open() as opened:
-        scripts["write"](made, scripts[name](opened), **header)
+    subprocess.run([sys.executable, CONVERT, name, source, made], check=True)
     found, seen = [], set[int]()
     for request in read_requests(made):
         keys = request.keys(16)
