@@ -337,7 +337,7 @@ def identity_hash(fields: Mapping[str, Scalar]) -> str:
 
 
 def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return one line for each field that differs ('triton: "3.6.0" against "3.7.1"'), sorted by name.
+    """One line for each field that differs ('triton: "3.6.0" against "3.7.1"'), sorted by name.
 
     Empty if and only if the hashes agree; a missing field differs from a field that is None.
     """
@@ -345,13 +345,13 @@ def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
 
 
 def differing(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[tuple[str, str, str]]:
-    """Return the fields that differ, sorted by name: (name, value in `a`, value in `b`) as text."""
+    """The fields that differ, sorted by name: (name, value in `a`, value in `b`) as text."""
     pairs = ((name, _show(name, a), _show(name, b)) for name in sorted(a.keys() | b.keys()))
     return [(name, in_a, in_b) for name, in_a, in_b in pairs if in_a != in_b]
 
 
 def machine_differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return the `differences` of two machines: of all fields but those that are under test in a comparison."""
+    """The `differences` of two machines: of all fields but those that are under test in a comparison."""
     without = dict.fromkeys(_UNDER_TEST)
     return differences({**a, **without}, {**b, **without})
 
