@@ -261,9 +261,11 @@ def _students_reach(shapes: Sequence[Sequence[float]], means: Sequence[float]) -
     freedom = sum(len(logs) - 1 for logs in shapes)
     if freedom < MIN_PAIRS - 1:
         return math.inf
-    squares = math.fsum(math.fsum((log - mean) ** 2 for log in logs) for logs, mean in zip(shapes, means, strict=True))
+    squares: list[float] = []
+    for logs, mean in zip(shapes, means, strict=True):
+        squares += [(log - mean) ** 2 for log in logs]
     of_mean = math.fsum(1 / len(logs) for logs in shapes) / len(shapes) ** 2
-    return _students_quantile(freedom) * math.sqrt(squares / freedom * of_mean)
+    return _students_quantile(freedom) * math.sqrt(math.fsum(squares) / freedom * of_mean)
 
 
 @lru_cache(maxsize=256)
@@ -286,9 +288,9 @@ def mean_comparison(comparisons: Sequence[Comparison], margin: Margin) -> Compar
 
     What sets two starts of kvbench apart may well move every shape alike, so that more shapes make nothing surer.
     """
-    figures = [(comparison.ratio, comparison.low, comparison.high) for comparison in comparisons]
+    ratios, lows, highs = zip(*((each.ratio, each.low, each.high) for each in comparisons), strict=True)
     with np.errstate(divide="ignore"):  # the log of 0, where the visits are too few for an interval
-        centre, low, high = np.mean(np.log(figures), axis=0).tolist()
+        centre, low, high = (float(np.mean(np.log(values))) for values in (ratios, lows, highs))
     return _judged(centre, low, high, margin)
 
 
