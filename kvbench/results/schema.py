@@ -156,12 +156,12 @@ class Opposite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
 
-    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included,
-    `swaps_…_us` the median wall time of the swaps of each turn, and `one_block_…_us` the times of swaps of one block,
-    from submission to completion. Where the layers of a step wait for the swaps, an iteration is a step from its
-    submission, beside swaps together with theirs, and a turn one swap. `readback_…us` are the times from the end of a
-    decode step's computation until its sampled tokens are on the host, without swaps and beside them; runs from before
-    the step had small copies have none. `dry` counts how often the neighbour's stream ran out of work.
+    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included, and
+    `swaps_…_us` the median wall time of the swaps of each turn. Where the layers of a step wait for the swaps, an
+    iteration is a step from its submission, beside swaps together with theirs, and a turn one swap. `readback_…us` are
+    the times from the end of a decode step's computation until its sampled tokens are on the host, without swaps and
+    beside them; runs from before the step had small copies have none. `dry` counts how often the neighbour's stream ran
+    out of work. Only older runs have the times of swaps of one block.
     """
 
     neighbour_alone_us: list[_TimeUs] = []
