@@ -82,10 +82,6 @@ class Sampler:
     def prepared(self) -> PreparedSwap:
         return self.swaps[0]
 
-    @property
-    def verify_ms(self) -> float:
-        return self.workload.verify_ms
-
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Within the context, what runs beside the swaps is there. Raises NeighbourError, EngineError."""

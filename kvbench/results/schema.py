@@ -252,8 +252,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `busy_cpu_us` is the evidence for the path of a batched copy on an idle stream: the CPU time of the same
     submission on a busy stream, where the call only hands over to the copy engine. `cpu` is the CPU that the
     submitting thread was pinned to, and `chosen` the choice of a backend that chooses among others. `pace_gbps` is
-    the rate at which its swaps were held, None if at none. `began` is in seconds since 1970, and `verify_ms` is the
-    part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and end on the host's
+    the rate at which its swaps were held, None if at none. `began` is in seconds since 1970; only older runs
+    have `verify_ms`, what comparing and restoring bytes took. `span_ns` is its begin and end on the host's
     monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown` its ratio to the
     best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists what disturbed
     the visit; a disturbed visit is repeated up to twice, and the least disturbed `attempt` counts. `group` names the
