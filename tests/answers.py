@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from kvbench.cells.installed import of_engine
 from kvbench.results import Run
-from kvbench.tune.situations import Advice, Question, advise
+from kvbench.tune.advice import Advice, advise
+from kvbench.tune.situations import Question
 from kvbench.tune.table import in_lines, lines_of
-from kvbench.tune.text import answer_lines, origin
+from kvbench.tune.text import answer_lines, origin_lines
 
 
 def advice_of(runs: Sequence[Run], question: Question | None = None) -> Advice:
@@ -16,9 +17,4 @@ def advice_of(runs: Sequence[Run], question: Question | None = None) -> Advice:
 def summary(runs: Sequence[Run]) -> list[str]:
     """Return the machine, the rows and the lines below them, each unwrapped."""
     advice = advice_of(runs)
-    return [
-        *origin(runs),
-        *in_lines(advice),
-        *lines_of(advice),
-        *(answer_lines(advice.rule, runs) if advice.rule else []),
-    ]
+    return [*origin_lines(advice.origin), *in_lines(advice), *lines_of(advice), *answer_lines(advice.alone)]

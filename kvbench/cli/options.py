@@ -22,6 +22,7 @@ from kvbench.text import LOG_COLUMNS, WIDEST, longest_word, plain_type, printabl
 
 if TYPE_CHECKING:
     from kvbench.report.model import DataTable
+    from kvbench.tune.text import Grid
 
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -143,6 +144,20 @@ def print_rows(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
         shown = _wrapped_rows(shown, widths, columns)
     for row in shown:
         print(_BETWEEN.join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+def print_page(page: "Iterable[str | Grid]") -> None:
+    """Print lines and tables, those tables as lines that have no room and can be written so."""
+    for block in page:
+        if isinstance(block, str):
+            print_lines([block])
+            continue
+        columns = zip(block.header, *block.rows, strict=True)
+        width = sum(max(map(len, column)) + len(_BETWEEN) for column in columns)
+        if block.narrow is not None and (room() or width) < width:
+            print_lines(block.narrow)
+        else:
+            print_rows(block.rows, block.header)
 
 
 def print_table(table: "DataTable") -> None:

@@ -2,11 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -14,8 +14,7 @@ import typer
 from kvbench.cells.axes import ListPlace, Situation
 from kvbench.cells.cell import AXES
 from kvbench.cells.policy import SERVING, Choice
-from kvbench.cells.units import size_text
-from kvbench.cli.options import NO_OPTIONS, FromStruct, fraction_of, with_struct_options
+from kvbench.cli.options import NO_OPTIONS, FromStruct, fraction_of, print_page, with_struct_options
 from kvbench.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.text import convert
@@ -23,8 +22,9 @@ from kvbench.text import convert
 if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
     from kvbench.results import Run
-    from kvbench.tune.planner import TokenLine
-    from kvbench.tune.situations import Advice, Question
+    from kvbench.tune.advice import Advice
+    from kvbench.tune.situations import Question
+    from kvbench.tune.text import Grid
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -44,9 +44,9 @@ class Allowed(msgspec.Struct, frozen=True):
         """Return whether a choice is allowed with this driver (13010: CUDA 13.1). With a limit of SMs, no copy is that
         the driver may make with SMs, since how many it takes is not known.
         """
-        from kvbench.tune.candidates import may_take_sms, sms_of
+        from kvbench.tune.candidates import may_take_sms
 
-        if self.max_sms is not None and (sms_of(choice) > self.max_sms or may_take_sms(choice, driver)):
+        if self.max_sms is not None and (choice.sms > self.max_sms or may_take_sms(choice, driver)):
             return False
         return not self.names or choice.backend in self.names
 
@@ -75,7 +75,9 @@ class Asked(msgspec.Struct, frozen=True):
         description="with --beside: use methods beside which a step takes at most this much longer: 5% or 0.05")] = None
     # fmt: on
 
-    def question(self, swaps: "Sequence[ModelSwap]", *, own_thread: bool) -> "Question":
+    def question(
+        self, swaps: "Sequence[ModelSwap]" = (), prefill: float | None = None, *, own_thread: bool = False
+    ) -> "Question":
         """Return the question to the runs; raises UsageError."""
         from kvbench.tune.situations import Question
 
@@ -96,6 +98,8 @@ class Asked(msgspec.Struct, frozen=True):
             thread_counts=not own_thread,
             limits=limits,
             situations=situations,
+            swaps=swaps,
+            prefill_tokens_per_s=prefill or 0,
         )
 
 
@@ -119,8 +123,6 @@ def _gbps_of(text: str) -> float:
         raise UsageError(f"--need {brief(text)}: write a rate: 20GB/s")
     return float(match[1])
 
-
-ALL_ALLOWED: Final = Allowed()
 
 _Runs = Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories to read.", show_default=False)]
 Models = Annotated[
@@ -183,52 +185,51 @@ def show(
         return
     may: Allowed = convert(allowed, Allowed)
     models: ModelChoice = convert({"models": model or [], **geometry}, ModelChoice)
-    prefill = prefill_of(prefill_tokens_per_second, models)
-    swaps = models.swaps()
+    swaps, prefill = models.swaps(), prefill_of(prefill_tokens_per_second, models)
     wanted: Asked = convert(asked, Asked)
-    question = wanted.question(swaps, own_thread=own_thread)
+    question = wanted.question(swaps, prefill, own_thread=own_thread)
     loaded = load_all(runs)
     _check_backends(loaded, may)
-    output = Output(question, may, swaps, prefill, policy, table, open_, force, as_json)
-    if output == Output(question):
-        show_runs(loaded, question)
-    elif output == Output(question, as_json=True):
-        show_runs(loaded, question, as_json=True)
+    output = Output(policy, table, open_, force, as_json)
+    if (may, swaps, output) == (Allowed(), (), Output(as_json=as_json)):
+        _show_runs(loaded, question, output)
     elif as_json or not _print_gathers(loaded, swaps):
-        print_answer(loaded, output)
+        print_answer(advice_of(loaded, question, may, output), remarks_on(loaded), output)
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is asked of runs, and how it is printed."""
+    """How an answer is printed, and the file of its policy."""
 
-    question: "Question"
-    may: Allowed = ALL_ALLOWED
-    swaps: "Sequence[ModelSwap]" = ()
-    prefill: float | None = None
     policy: Path | None = None
     table: bool = False
     open: bool = False
     force: bool = False
     as_json: bool = False
 
-    def keeps(self, driver: int, choice: Choice) -> bool:
-        """Whether a choice may be in the answer."""
-        return self.may.serves(driver, choice) if self.policy else self.may.suits_all(driver, choice)
+
+def advice_of(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output) -> "Advice":
+    """The answer of runs by what may be used, and in a policy by what `auto` can run.
+
+    Raises UsageError where there is nothing to choose from.
+    """
+    from kvbench.tune.advice import advise
+    from kvbench.tune.candidates import driver_of
+
+    return advise(runs, question, partial(may.serves if output.policy else may.suits_all, driver_of(runs)))
 
 
-def show_runs(runs: "Sequence[Run]", question: "Question", *, as_json: bool = False) -> None:
+def _show_runs(runs: "Sequence[Run]", question: "Question", output: Output) -> None:
     """Print the answer of runs, side by side those of several machines; without any, the findings of the report."""
     if len({(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs}) > 1:
-        _show_machines(runs, question, as_json=as_json)
-        return
-    if as_json:
-        typer.echo(json.dumps(_plain_answer(runs, question), indent=2))
-        return
-    try:
-        print_answer(runs, Output(question))
-    except UsageError as none:
-        _print_findings(runs, str(none))
+        _show_machines(runs, question, output)
+    elif output.as_json:
+        typer.echo(json.dumps(_record(runs, question), indent=2))
+    else:
+        try:
+            print_answer(advice_of(runs, question, Allowed(), output), remarks_on(runs), output)
+        except UsageError as none:
+            _print_text([f"No choice: {none}", *_findings(runs)], remarks_on(runs))
 
 
 def load_all(paths: Sequence[Path]) -> "list[Run]":
@@ -239,122 +240,47 @@ def load_all(paths: Sequence[Path]) -> "list[Run]":
     return [load_run(folder) for path in paths for folder in runs_below(path)]
 
 
-def print_answer(runs: "Sequence[Run]", output: Output) -> None:
-    """Print what was asked for: the six rows, or the table of shapes and what is open; and the swaps of models.
+class Remarks(NamedTuple):
+    """What stands around an answer: that no GPU was involved, and the faults of whole runs."""
 
-    Writes a policy if a file is named. Raises UsageError where there is nothing to choose from.
-    """
-    from kvbench.tune.candidates import driver_of
-    from kvbench.tune.planner import token_lines
-    from kvbench.tune.situations import advise
-
-    driver = driver_of(runs)
-    advice = advise(runs, output.question, partial(output.keeps, driver))
-    lines = [*token_lines(runs, partial(output.may.suits_all, driver), output.swaps, output.prefill or 0)]
-    if output.as_json:
-        _print_json(advice, output, lines)
-    else:
-        _print_text(advice, output, lines)
-    if output.policy is not None:
-        _write_policy(output.policy, advice, force=output.force)
+    host_note: str
+    warnings: Sequence[str]
 
 
-def _print_json(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
-    from kvbench.tune.text import to_plain
-
-    plain = to_plain(advice, output.swaps, costs=output.open)
-    typer.echo(json.dumps({**_around(advice.runs), **plain, "token_lines": msgspec.to_builtins(lines)}, indent=2))
-
-
-def _print_text(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
-    from kvbench.cli.options import print_lines
-    from kvbench.tune.text import origin
-
-    note, faults = _around(advice.runs).values()
-    print_lines([*filter(None, [note]), *origin(advice.runs)])
-    if output.table or output.open:
-        _print_shapes(advice, output)
-    else:
-        _print_rows(advice)
-    if output.swaps and advice.rule:
-        _print_models(advice, output, lines)
-    print_lines(f"Warning: {fault}" for fault in faults)
-
-
-def _print_rows(advice: "Advice") -> None:
-    """Print the rows of the answer, as a table where it has room, and what they leave out."""
-    from kvbench.cli.options import print_lines, print_rows, room
-    from kvbench.tune import table
-    from kvbench.tune.text import answer_lines
-
-    rows = table.rows_of(advice)
-    columns = zip(table.HEADER, *rows, strict=True)
-    width = sum(max(map(len, column)) + len("  ") for column in columns)
-    if (room() or width) < width:
-        print_lines(table.in_lines(advice))
-    else:
-        print_rows(rows, table.HEADER)
-    alone = advice.rule if Situation.ALONE in advice.question.situations else None
-    about_alone = answer_lines(alone, advice.runs, "--open", costs=False) if alone else []
-    print_lines(filter(None, [table.head_of(advice)]))
-    if others := table.others_of(advice):
-        print_rows(others, table.OTHERS)
-    print_lines([*table.lines_of(advice), *about_alone])
-
-
-def _print_shapes(advice: "Advice", output: Output) -> None:
-    """Print the choice for every shape alone, or those that another run could make differently, and what that costs."""
-    from kvbench.cli.options import print_lines, print_rows
-    from kvbench.tune import text
-    from kvbench.tune.answer import answers_of
-
-    answers = answers_of(advice.rule.shapes) if advice.rule else []
-    if output.table:
-        print_lines([text.ALIKE])
-        print_rows([*map(text.row, answers)], text.HEADER)
-    if output.open and advice.rule:
-        print_lines(text.answer_lines(advice.rule, advice.runs))
-        print_lines([text.OPEN, *(f"  {line}" for line in text.open_points(answers) or ["nothing"])])
-
-
-def _around(runs: "Sequence[Run]") -> dict[str, Any]:
-    """The notes around an answer: that no GPU was involved, and the faults of whole runs."""
+def remarks_on(runs: "Sequence[Run]") -> Remarks:
     from kvbench.report.faults import HOST_COPIES, unsteady, worst_faults
 
     on_host = any(run.info.device.get("kind") == "cpu" for run in runs)
     labelled = {run.path.absolute().name: run for run in runs}
-    faults = [*filter(None, [unsteady(labelled)]), *worst_faults(labelled)]
-    return {"host_note": HOST_COPIES if on_host else "", "warnings": faults}
+    return Remarks(HOST_COPIES if on_host else "", [*filter(None, [unsteady(labelled)]), *worst_faults(labelled)])
+
+
+def print_answer(advice: "Advice", remarks: Remarks, output: Output) -> None:
+    """Print an answer as JSON or text, and write its policy if a file is named; raises UsageError without one."""
+    from kvbench.tune.table import page_of
+    from kvbench.tune.text import record_of
+
+    if output.as_json:
+        typer.echo(json.dumps({**remarks._asdict(), **record_of(advice, costs=output.open)}, indent=2))
+    else:
+        _print_text(page_of(advice, table=output.table, open_=output.open), remarks)
+    if output.policy is not None:
+        _write_policy(output.policy, advice, force=output.force)
+
+
+def _print_text(page: "Iterable[str | Grid]", remarks: Remarks) -> None:
+    warnings = (f"Warning: {fault}" for fault in remarks.warnings)
+    print_page([*filter(None, [remarks.host_note]), *page, *warnings])
 
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
     """Print for how long decode steps of models wait for rows by ids; return whether the runs have nothing else."""
-    from kvbench.cli.options import print_lines
-    from kvbench.tune.planner import gather_lines
+    from kvbench.tune.planner import gather_waits
+    from kvbench.tune.table import gather_text
 
-    lines = [*gather_lines(runs, swaps)]
-    print_lines(lines)
+    lines = [*map(gather_text, gather_waits(runs, swaps))]
+    print_page(lines)
     return bool(lines) and all(cell.list_place is ListPlace.GPU for run in runs for cell in run.outcomes)
-
-
-def _print_models(advice: "Advice", output: Output, lines: "Sequence[TokenLine]") -> None:
-    from kvbench.cli.options import print_lines, print_rows
-    from kvbench.models.geometry import models_of
-    from kvbench.tune import text
-    from kvbench.tune.planner import loads_of, setting_lines, totals_of
-
-    rule, swaps = advice.rule, output.swaps
-    assert rule is not None
-    print_lines(line for model in models_of(swaps) for line in ("", f"{model.name}: {model.text}"))
-    for swap in swaps:
-        shape = f"{swap.blocks} blocks of {size_text(swap.block_bytes)}"
-        print_lines(["", f"{swap.title}, {swap.tokens} tokens: {shape}"])
-        print_rows([*map(text.row_model, loads_of(rule, swap))], text.HEADER_MODEL)
-    print_lines(line for total in totals_of(rule, swaps) for line in ("", total))
-    print_lines(["", *text.planner_lines(lines)] if lines else [])
-    print_lines(["", *setting_lines(advice, swaps, lines)])
-    if output.prefill:
-        print_lines(["", *text.prefill_lines(lines, output.prefill)])
 
 
 def _write_policy(file: Path, advice: "Advice", *, force: bool) -> None:
@@ -385,39 +311,36 @@ def prefill_of(tokens_per_s: float | None, models: ModelChoice) -> float | None:
     return tokens_per_s
 
 
-def _show_machines(runs: "Sequence[Run]", question: "Question", *, as_json: bool) -> None:
+def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) -> None:
     """Print a column for each of several machines, and what only one of them has."""
-    from kvbench.cli.options import print_lines, print_rows
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
     from kvbench.report.view import grouped, views_of
+    from kvbench.tune.text import Grid
 
     views = views_of(runs)
     table = machines_table(views)
     assert table is not None
     header, *rows = ([*map(plain, row)] for row in (table.header, *table.rows))
     notes = [plain(note) for note in (*table.notes, table.caption) if note]
-    if as_json:
+    if output.as_json:
         by_card = grouped(views, lambda view: view.card)
-        answers = {card: _plain_answer([view.run for view in of_card], question) for card, of_card in by_card.items()}
+        machines = {card: _record([view.run for view in of_card], question) for card, of_card in by_card.items()}
         texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
-        typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": answers}, indent=2))
+        typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))
         return
-    print_rows(rows, header)
-    print_lines(notes)
+    print_page([Grid(header, rows), *notes])
 
 
-def _plain_answer(runs: "Sequence[Run]", question: "Question") -> dict[str, Any]:
-    """Return the answer of runs, or what the sections of a report found where there is nothing to choose from."""
-    from kvbench.tune.candidates import driver_of
-    from kvbench.tune.situations import advise
-    from kvbench.tune.text import to_plain
+def _record(runs: "Sequence[Run]", question: "Question") -> dict[str, Any]:
+    """The answer of runs as JSON, or what the sections of a report found where there is nothing to choose from."""
+    from kvbench.tune.text import record_of
 
+    remarks = remarks_on(runs)._asdict()
     try:
-        advice = advise(runs, question, partial(Allowed().suits_all, driver_of(runs)))
-        return {**_around(runs), **to_plain(advice), "token_lines": []}
+        return {**remarks, **record_of(advice_of(runs, question, Allowed(), Output()))}
     except UsageError:
-        return {**_around(runs), "findings": _findings(runs)}
+        return {**remarks, "findings": _findings(runs)}
 
 
 def _findings(runs: "Sequence[Run]") -> list[str]:
@@ -426,12 +349,3 @@ def _findings(runs: "Sequence[Run]") -> list[str]:
 
     report = report_of(runs)
     return [*map(plain, [*report.headline, *report.findings])]
-
-
-def _print_findings(runs: "Sequence[Run]", why: str) -> None:
-    from kvbench.cli.options import print_lines
-
-    note, faults = _around(runs).values()
-    print_lines(
-        [*filter(None, [note]), f"No choice: {why}", *_findings(runs), *(f"Warning: {fault}" for fault in faults)]
-    )

@@ -20,9 +20,11 @@ from kvbench.cli.show import (
     Output,
     PolicyFile,
     Prefill,
+    advice_of,
     load_all,
     prefill_of,
     print_answer,
+    remarks_on,
 )
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, end_on_signals
 from kvbench.errors import ExitCode, UsageError, brief
@@ -64,9 +66,8 @@ def tune(
     spec = trying_overlap(spec, driver_version())
     searching = search_among(partial(may.serves if policy else may.keeps, driver_version()), spec)
     runs, code = _measured(spec, out, searching, quiet=as_json)
-    swaps = models.swaps()
-    question = Asked().question(swaps, own_thread=False)
-    print_answer(runs, Output(question, may, swaps, prefill, policy, force=force, as_json=as_json))
+    output = Output(policy, force=force, as_json=as_json)
+    print_answer(advice_of(runs, Asked().question(models.swaps(), prefill), may, output), remarks_on(runs), output)
     if code:
         raise typer.Exit(code)
 

@@ -20,7 +20,7 @@ from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View, grouped
 from kvbench.text import counted, ends
 from kvbench.tune.answer import shapes_of, shipped_choice
-from kvbench.tune.candidates import Measured, sms_of, workload_axes
+from kvbench.tune.candidates import Measured, settings_in, workload_axes
 
 _PUBLISHED: Final = SwapShape(Direction.H2D, StreamState.IDLE, 10_000, 4 * KIB)
 _INCLUDES: Final = (
@@ -84,7 +84,7 @@ def _shapes(view: View) -> list[Measured] | str:
 def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) -> DataTable:
     first = shapes[0]
     methods = {choice for one in shapes for choice in one.every if choice.backend in engine.backends}
-    ordered = sorted(methods, key=lambda choice: (choice.backend, sms_of(choice), str(choice)))
+    ordered = sorted(methods, key=lambda choice: (choice.backend, choice.sms, str(choice)))
     rows = [_row(view, engine, ordered, one) for one in shapes]
     alone = [outcome for outcome in view.measured if is_alone(outcome.cell)]
     outcomes = [outcome for outcome in alone if SwapShape.of(outcome.cell).kind == first.shape.kind]
@@ -96,7 +96,7 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -> list[str]:
-    shipped = shipped_choice(engine, one, [view.run])
+    shipped = shipped_choice(engine, one, settings_in([view.run]))
     best = one.best_of(*(choice.backend for choice in one.every if not of_engine(choice.backend)))
     ratio = ABSENT
     if shipped and best:

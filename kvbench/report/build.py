@@ -75,7 +75,8 @@ from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
 from kvbench.text import short
-from kvbench.tune.text import origin, trace_text
+from kvbench.tune.advice import origin_of
+from kvbench.tune.text import origin_lines, trace_text
 
 if TYPE_CHECKING:
     from kvbench.report.drawing import Drawing
@@ -254,14 +255,14 @@ def _host_note(views: Sequence[View]) -> Text:
 
 
 def _headline(views: Sequence[View]) -> list[Text]:
-    """What the runs of one machine measured, by `origin`."""
+    """What the runs of one machine measured, by `origin_lines`."""
     runs = [view.run for view in views]
     versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
     commits = len({view.run.info.commit for view in views})
     which = f"{versions} ({commits} commits)" if commits > 1 else versions + views[0].commit
     if not any(view.measured for view in views):
         return []
-    return [*origin(runs), *_hosts(views), f"kvbench {which}"]
+    return [*origin_lines(origin_of(runs)), *_hosts(views), f"kvbench {which}"]
 
 
 def _hosts(views: Sequence[View]) -> list[Text]:
@@ -337,7 +338,7 @@ def _run_table(views: Sequence[View]) -> DataTable:
         status = view.run.info.status
         name = view.label if status == "complete" else f"{view.label} ({status})"
         question = short(str(view.run.info.spec.get("question") or ""))
-        question += f" ({trace_text(view.run)})" if question and view.run.trace else ""
+        question += f" ({trace_text(view.run.trace)})" if question and view.run.trace else ""
         first = asked.setdefault(question, view.label)
         asks = question if first == view.label or not question else f"as {first}"
         rows.append((name, asks, view.date, *counts, ceilings_text([view])))

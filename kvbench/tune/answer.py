@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import median
 from typing import Any, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict
 from kvbench.analysis.margins import TIED
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, MERGED
-from kvbench.cells.installed import Engine, engines, of_engine
-from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.installed import Engine, engines
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.errors import UsageError
@@ -20,19 +20,19 @@ from kvbench.results import Run
 from kvbench.text import a_stream
 from kvbench.tune.candidates import (
     Measured,
+    driver_of,
+    may_take_sms,
     measured_in,
-    sms_of,
+    settings_in,
+    shapes_in_runs,
     swaps_of_trace,
-    without_sms,
-    workload_axes,
 )
-from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, could_gain, nearest_shape, pick, rule_of
+from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
 LARGE: Final = 1024
 _BLOCK_BYTES: Final = 32 * KIB
-_IN_RUNS: Final = "runs-"
 _MOSTLY: Final = 2 / 3
 
 
@@ -51,14 +51,6 @@ def shapes_of(
         where = f" on {a_stream(state)}" if state else ""
         raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
     return allowed
-
-
-def rule_for_all(runs: Sequence[Run]) -> Rule:
-    """Return the rule of runs of one machine, without the code of engines, which serves only these.
-
-    Raises UsageError where there is nothing to choose from.
-    """
-    return rule_of(shapes_of(runs, lambda choice: not of_engine(choice.backend)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,11 +81,11 @@ class ShapeAnswer:
 
         Which counts are not told apart is part of an answer: `open` names those that could gain.
         """
-        own = without_sms(self.choice)
+        own = self.choice.without_sms
         doubts = (
             other
             for other, each in self.open.items()
-            if without_sms(other) != own or each.ratio < 1 / (1 + TIED.fraction)
+            if other.without_sms != own or each.ratio < 1 / (1 + TIED.fraction)
         )
         return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not any(doubts)
 
@@ -119,7 +111,7 @@ def _candidate_record(measured: Measured, choice: Choice) -> dict[str, Any]:
         "us": round(measured.us_of(choice), 3),
         "interval_us": interval and [round(end, 3) for end in interval],
         "caller_us": round(caller_us, 3) if math.isfinite(caller_us) else None,
-        "sms": sms_of(choice),
+        "sms": choice.sms,
     }
 
 
@@ -151,9 +143,7 @@ def _answer(measured: Measured) -> ShapeAnswer:
 
 def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
     """Return the small and the large swap with figures, of those that the choice made; one if no other has its size."""
-    made = [
-        one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every or not sms_of(part.choice)
-    ]
+    made = [one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every or not part.choice.sms]
 
     def far(one: Measured) -> float:
         # The block size decides the method: twice the size is as far as four times the blocks.
@@ -184,34 +174,34 @@ class Gain:
         }
 
 
-def gains_of(rule: Rule, runs: Sequence[Run]) -> list[Gain]:
-    """Return the gains over batched copies, and over what each engine takes there whose code was measured.
+def gains_of(rule: Rule, settings: Mapping[str, int]) -> list[Gain]:
+    """Return the gains over batched copies, and over what each engine takes there with its recorded settings.
 
     A shape counts where one run measured both, the choice by itself or with the next smaller SM count.
     """
     ratios: dict[tuple[str, SwapKind], list[float]] = {}
-    for one, choice in rule.choices.items():
-        methods = {BATCHED: one.best_of(BATCHED)} | {
-            engine.name: shipped_choice(engine, one, runs) for engine in engines().values() if not engine.pages
+    for measured, choice in rule.choices.items():
+        methods = {BATCHED: measured.best_of(BATCHED)} | {
+            engine.name: shipped_choice(engine, measured, settings) for engine in engines().values() if not engine.pages
         }
         for over, method in methods.items():
             if method is None or method == choice:
                 continue
-            together = one.beside(method)
+            together = measured.beside(method)
             ours = together.standing_for(choice)
-            if ours and (compared := compare_methods([arms_of(replace(together, arms=together.every))], ours, method)):
-                ratios.setdefault((over, one.shape.kind), []).append(compared.ratio)
-    return [Gain(over, kind, of_kind) for (over, kind), of_kind in ratios.items()]
+            arms = arms_of(replace(together, arms=together.every))
+            if ours and (compared := compare_methods([arms], ours, method)):
+                ratios.setdefault((over, measured.shape.kind), []).append(compared.ratio)
+    return [Gain(over, kind, of_shapes) for (over, kind), of_shapes in ratios.items()]
 
 
-def shipped_choice(engine: Engine, one: Measured, runs: Sequence[Run]) -> Choice | None:
-    """The engine's choice with the settings that `runs` recorded, or None if it was not measured."""
-    recorded = {of.name: of.default for run in runs for facts in run.info.backends for of in facts.settings}
+def shipped_choice(engine: Engine, measured: Measured, settings: Mapping[str, int]) -> Choice | None:
+    """The engine's choice with its recorded settings, or None if it was not measured."""
     as_shipped = [Choice(name) for name in engine.backends]
-    if engine.takes and recorded.keys() >= set(engine.settings):
-        wanted = taken(engine, one, tuple(recorded[name] for name in engine.settings))
-        as_shipped = [Choice(wanted.backend), wanted] if wanted.backend == engine.kernel else [wanted]
-    return next((choice for choice in as_shipped if choice in one.every), None)
+    if engine.takes and settings.keys() >= set(engine.settings):
+        choice = taken(engine, measured, tuple(settings[name] for name in engine.settings))
+        as_shipped = [Choice(choice.backend), choice] if choice.backend == engine.kernel else [choice]
+    return next((choice for choice in as_shipped if choice in measured.every), None)
 
 
 def taken(engine: Engine, one: Measured, values: tuple[int, ...]) -> Choice:
@@ -223,35 +213,70 @@ def taken(engine: Engine, one: Measured, values: tuple[int, ...]) -> Choice:
 
 @dataclass(frozen=True, slots=True)
 class RunLength:
-    """Runs of `blocks` blocks, and the GB/s of merged copies at the shapes where they are the fastest."""
+    """Runs of `blocks` blocks, the GB/s of merged copies at the shapes where they are the fastest, and whether the
+    driver may make these copies with SMs.
+    """
 
     blocks: int
     gbps: Sequence[float]
+    may_take_sms: bool
 
     def to_plain(self) -> dict[str, Any]:
         return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
 
 
-def merged_from(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
+def _merged_in_runs(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
     """Return the shortest runs of blocks in which merged copies would replace a choice for shuffled blocks.
 
     There, they are faster than all else in two thirds of the measured shapes on an idle stream.
     """
-    if all(run.trace for run in runs) or workload_axes(runs)["pattern"] != str(SHUFFLED):
-        return {}
-    open_ = [kind for kind, parts in rule.parts.items() if any(part.choice.backend != MERGED for part in parts)]
-    patterns = {str(cell.pattern) for run in runs for cell in run.outcomes}
-    lengths = sorted(int(name[len(_IN_RUNS) :]) for name in patterns if name.startswith(_IN_RUNS))
+    idle = {kind: parts for kind, parts in rule.parts.items() if kind.stream_state is StreamState.IDLE}
+    replaced = [kind for kind, parts in idle.items() if any(part.choice.backend != MERGED for part in parts)]
+    with_sms = may_take_sms(Choice(MERGED), driver_of(runs))
     shortest: dict[Direction, RunLength] = {}
-    for length in lengths:
-        try:
-            shapes = measured_in(runs, pattern=f"{_IN_RUNS}{length}")
-        except UsageError:  # too few backends in this layout
-            continue
-        for direction in (kind.direction for kind in open_ if kind.stream_state == "idle"):
-            sides = [one for one in shapes if one.shape.kind == (direction, "idle") and one.best_of(MERGED)]
-            won = [one for one in sides if pick([arms_of(one)]).alike[0].backend == MERGED]
-            if direction not in shortest and won and len(won) >= _MOSTLY * len(sides):
-                rates = [one.gbps_of(method) for one in won if (method := one.best_of(MERGED))]
-                shortest[direction] = RunLength(length, rates)
+    for length, shapes in shapes_in_runs(runs).items():
+        for kind in replaced:
+            methods = {measured: measured.best_of(MERGED) for measured in shapes if measured.shape.kind == kind}
+            merged = {measured: method for measured, method in methods.items() if method}
+            won = [measured for measured in merged if pick([arms_of(measured)]).alike[0].backend == MERGED]
+            if kind.direction not in shortest and won and len(won) >= _MOSTLY * len(merged):
+                rates = [measured.gbps_of(merged[measured]) for measured in won]
+                shortest[kind.direction] = RunLength(length, rates, with_sms)
     return shortest
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What to use for swaps with nothing beside them: the rule, the answer for each shape taken alone, what the rule
+    gains over batched copies and over engines with the `settings` that they had, what would change if blocks lay in
+    runs, and the backends of the rule whose copies the driver may make with SMs.
+    """
+
+    rule: Rule
+    shapes: Sequence[ShapeAnswer] = ()
+    settings: Mapping[str, int] = field(default_factory=dict)
+    gains: Sequence[Gain] = ()
+    merged_in_runs: Mapping[Direction, RunLength] = field(default_factory=dict)
+    may_take_sms: Sequence[str] = ()
+
+    @cached_property
+    def losses(self) -> Mapping[Measured, float]:
+        """What the rule loses at each shape, as `costs_of` judges it, which takes as long as all else."""
+        return costs_of(self.rule)
+
+
+NOTHING_ALONE: Final = Alone(Rule({}))
+
+
+def answer_alone(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> Alone:
+    """Answer for swaps alone by the methods that `keep` accepts; raises UsageError where there is no choice."""
+    rule, settings, driver = rule_of(shapes_of(runs, keep)), settings_in(runs), driver_of(runs)
+    choices = {part.choice for parts in rule.parts.values() for part in parts}
+    return Alone(
+        rule,
+        answers_of(rule.shapes),
+        settings,
+        gains_of(rule, settings),
+        _merged_in_runs(rule, runs),
+        sorted({choice.backend for choice in choices if may_take_sms(choice, driver)}),
+    )

@@ -3,7 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from statistics import median, median_low
 from types import MappingProxyType
@@ -12,8 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from kvbench.analysis.compare import MIN_PAIRS, Visits, compare_visits, median_interval
-from kvbench.analysis.margins import TIED
+from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval
 from kvbench.cells.axes import Direction, ListPlace, Reuse, StreamState
 from kvbench.cells.blocks import TRACE, is_alone
 from kvbench.cells.cell import EQUAL, Cell, SwapShape
@@ -103,17 +104,12 @@ class Measured:
         common = set(visits).intersection(*map(self.visits_of, others))
         return typical([visits[number] for number in common or visits])
 
-    def gbps_of(self, choice: Choice, *others: Choice) -> float:
-        return gigabytes_per_second(self.shape.blocks * self.shape.block_bytes, self.us_of(choice, *others))
+    def gbps_of(self, choice: Choice) -> float:
+        return gigabytes_per_second(self.shape.blocks * self.shape.block_bytes, self.us_of(choice))
 
     def interval_of(self, choice: Choice) -> tuple[float, float] | None:
         visits = list(self.visits_of(choice).values())
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
-
-    def ratio(self, choice: Choice, other: Choice) -> float:
-        """Return the time of `other` over that of `choice`, from fresh visits if both have them."""
-        visits = self.fresh if {choice, other} <= self.fresh.keys() else self.every
-        return compare_visits(visits[choice], visits[other], TIED).ratio
 
     def best_of(self, *backends: str) -> Choice | None:
         """Return the fastest of all that was measured of some backends, or None."""
@@ -124,9 +120,9 @@ class Measured:
 
         For a method without an SM count, that of the default rule: the only one, or the fewest.
         """
-        method = without_sms(choice)
-        counts = sorted((one for one in self.every if without_sms(one) == method), key=sms_of)
-        fewer = [one for one in counts if sms_of(one) <= sms_of(choice)]
+        method = choice.without_sms
+        counts = sorted((one for one in self.every if one.without_sms == method), key=lambda choice: choice.sms)
+        fewer = [one for one in counts if one.sms <= choice.sms]
         return fewer[-1] if fewer else counts[0] if counts and choice == method else None
 
     def between(self, choice: Choice) -> float:
@@ -164,6 +160,20 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
         raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
     return [_measured(shape, arms[shape], caller_us[shape], card) for shape in several]
+
+
+def shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:
+    """Return the measurements of blocks in contiguous runs by the length of these, the shortest first, where most swaps
+    are of shuffled blocks; none of a length with too few backends.
+    """
+    if all(run.trace for run in runs) or workload_axes(runs)["pattern"] != str(SHUFFLED):
+        return {}
+    patterns = {cell.pattern for run in runs for cell in run.outcomes}
+    by_length: dict[int, list[Measured]] = {}
+    for pattern in sorted((pattern for pattern in patterns if pattern.kind == "runs"), key=lambda pattern: pattern.run):
+        with suppress(UsageError):
+            by_length[pattern.run] = measured_in(runs, pattern=str(pattern))
+    return by_length
 
 
 def choice_of(cell: Cell, plug_ins: Collection[str]) -> Choice:
@@ -278,16 +288,7 @@ def typical(times: Collection[float]) -> float:
 def preference(choice: Choice, needed: Mapping[Choice, int] = MappingProxyType({})) -> tuple[int, int, str]:
     """Sort key of choices that are not told apart: the SMs that one takes, or `needed` says, then how simple it is."""
     simplicity = _SIMPLEST.index(choice.backend) if choice.backend in _SIMPLEST else len(_SIMPLEST)
-    return needed.get(choice, sms_of(choice)), simplicity, str(choice)
-
-
-def sms_of(choice: Choice) -> int:
-    return int(dict(choice.axes).get("sms", 0))
-
-
-def without_sms(choice: Choice) -> Choice:
-    """Return the method of a choice, which all its SM counts have in common."""
-    return replace(choice, axes=tuple(axis for axis in choice.axes if axis[0] != "sms"))
+    return needed.get(choice, choice.sms), simplicity, str(choice)
 
 
 def may_take_sms(choice: Choice, driver: int) -> bool:
@@ -297,6 +298,13 @@ def may_take_sms(choice: Choice, driver: int) -> bool:
     copies = {BATCHED, MERGED, PRIMED, *(engine.same_as for engine in engines().values())}
     asks = dict(choice.axes).get("overlap") == "on"
     return driver >= BATCH_MAY_USE_SMS_FROM and choice.backend in copies and not asks
+
+
+def settings_in(runs: Sequence[Run]) -> dict[str, int]:
+    """Return the settings of engines that runs recorded."""
+    backends = chain.from_iterable(run.info.backends for run in runs)
+    settings = chain.from_iterable(backend.settings for backend in backends)
+    return {setting.name: setting.default for setting in settings}
 
 
 def driver_of(runs: Sequence[Run]) -> int:

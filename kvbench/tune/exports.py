@@ -16,8 +16,9 @@ from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import counted, ends, wrapped
+from kvbench.tune.advice import origin_of
 from kvbench.tune.answer import taken
-from kvbench.tune.candidates import Measured, sms_of
+from kvbench.tune.candidates import Measured
 from kvbench.tune.rule import fastest
 from kvbench.tune.situations import Arm, measured_beside
 from kvbench.tune.text import machine_text, workload_text
@@ -132,10 +133,11 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
         if {state, other} == {StreamState.GATED, StreamState.OPENED}:
             notes.append(_share_text(shapes, other_shapes, values, best))
     notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
+    origin = origin_of(runs)
     about = [
         f"{engine.title}: {package}",
-        f"{workload_text(runs)}; {_extent(shapes.measured)}, {state} stream",
-        machine_text(*runs),
+        f"{workload_text(origin)}; {_extent(shapes.measured)}, {state} stream",
+        machine_text(origin),
     ]
     kept = [setting for setting, value in zip(settings, values, strict=True) if value == setting.default]
     cost = _cost_text(beside[values[0]]) if changes and values[0] in beside else ""
@@ -147,7 +149,7 @@ def _beside_decode(runs: Sequence[Run], engine: Engine) -> Mapping[int, Arm]:
     measured = measured_beside(runs, lambda choice: choice.backend in engine.backends)
     arms: dict[int, Arm] = {}
     for direction in engine.directions:
-        arms |= {sms_of(arm.choice): arm for arm in measured.get((direction, Situation.DECODE), ())}
+        arms |= {arm.choice.sms: arm for arm in measured.get((direction, Situation.DECODE), ())}
     return arms
 
 
@@ -226,7 +228,7 @@ def _needs(name: str, engine: Engine, what: str) -> UsageError:
 def _shapes(engine: Engine, measured: Sequence[Measured], defaults: Values) -> _Shapes | None:
     """Return the shapes with all candidates, or None if there are none."""
     counts = {
-        one: {sms_of(choice) for choice in one.every if choice.backend == engine.kernel} - {0}
+        one: {choice.sms for choice in one.every if choice.backend == engine.kernel} - {0}
         for one in measured
         if one.shape.direction in engine.directions
     }

@@ -1,11 +1,11 @@
-"""What the swaps of a model take by a rule: its loads and stores, and lines over its tokens for planners."""
+"""What the swaps of models take by a rule: their loads and stores, and lines over their tokens for planners."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,27 +14,22 @@ from kvbench.analysis.compare import Floats
 from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
-from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
-from kvbench.models.geometry import ModelSwap, model_swap
-from kvbench.models.steps import BATCH
+from kvbench.models.geometry import LayerGroup, ModelSwap, model_swap
 from kvbench.results import Run
 from kvbench.tune.answer import shapes_of
-from kvbench.tune.candidates import Measured, sms_of
+from kvbench.tune.candidates import Measured
 from kvbench.tune.rule import Rule, nearest_shape, rule_of
-from kvbench.tune.situations import Advice, Answer
+from kvbench.tune.situations import Answer, Question
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
 
 # Shares of the rows that a decode step reads by ids and does not find on the GPU.
-_MISSES: Final = (0.001, 0.2, 1.0)
-
-
+MISSES: Final = (0.001, 0.2, 1.0)
 # What engines let a load take of a step, in milliseconds, and a long prompt, in tokens.
-_BUDGETS_MS: Final = (1, 2, 5)
-_PROMPT: Final = 8192
-_STORES_BESIDE_DECODE: Final = (Direction.D2H, Situation.DECODE)
+BUDGETS_MS: Final = (1, 2, 5)
+PROMPT_TOKENS: Final = 8192
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,20 +72,26 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
         saved = Hit(tokens=hit, load_us=load_us, prefill_us=round(prefill_us, 1), extrapolated=hit > self.tokens[1])
         return msgspec.structs.replace(self, faster_than_prefill_from_tokens=first, hit=saved)
 
+    @property
+    def is_warm_load(self) -> bool:
+        return (self.direction, self.stream_state, self.pause) == (Direction.H2D, StreamState.IDLE, "0")
 
-def token_lines(
-    runs: Sequence[Run], keep: Callable[[Choice], bool], swaps: Sequence[ModelSwap], prefill: float
-) -> Iterator[TokenLine]:
+    def tokens_within(self, ms: float) -> float:
+        """The number of tokens that a swap moves in some time."""
+        return max(0.0, (1000 * ms - self.us) / self.us_per_token)
+
+
+def token_lines(runs: Sequence[Run], keep: Callable[[Choice], bool], question: Question) -> Iterator[TokenLine]:
     """Yield a line for each model and each direction, stream state and pause of runs with enough measured shapes.
 
-    Loads are compared with `prefill` tokens a second, unless it is 0.
+    Loads are compared with the rate of prefill, unless it is 0.
     """
-    most = {key[:2]: groups for key, groups in sorted(_by_model(swaps).items(), key=lambda item: item[0][2])}
-    for us in sorted({cell.pause_us for run in runs for cell in run.outcomes}) if swaps else ():
-        pause = str(AXES["pause"].show(us))
+    models, prefill = _most_tokens(question.swaps), question.prefill_tokens_per_s
+    pauses_us = {cell.pause_us for run in runs for cell in run.outcomes} if models else set()
+    for pause in (str(AXES["pause"].show(us)) for us in sorted(pauses_us)):
         with suppress(UsageError):  # too few backends after this pause
             rule = rule_of(shapes_of(runs, keep, pause=pause))
-            for groups, kind in product(most.values(), rule.parts):
+            for groups, kind in product(models, rule.parts):
                 if line := _line(rule, kind, groups, pause):
                     loads = prefill and kind.direction is Direction.H2D
                     yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
@@ -178,7 +179,7 @@ def _line(rule: Rule, kind: SwapKind, groups: Sequence[ModelSwap], pause: str) -
 
 
 def _bytes_of(swap: ModelSwap, tokens: int) -> int:
-    of = model_swap(
+    resized = model_swap(
         swap.geometry,
         tp=swap.tp,
         tokens=tokens,
@@ -186,14 +187,21 @@ def _bytes_of(swap: ModelSwap, tokens: int) -> int:
         layout=swap.layout,
         chunk_tokens=swap.chunk_tokens,
     )
-    return of.block_bytes * of.blocks
+    return resized.block_bytes * resized.blocks
 
 
 def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[ModelSwap]]:
+    """The groups of layers of each model, its ranks and its number of tokens."""
     groups: dict[tuple[str, int, int], list[ModelSwap]] = {}
     for swap in swaps:
         groups.setdefault((swap.geometry.name, swap.tp, swap.tokens), []).append(swap)
     return groups
+
+
+def _most_tokens(swaps: Sequence[ModelSwap]) -> list[list[ModelSwap]]:
+    """The groups of layers of each model and its ranks, of the largest number of tokens."""
+    by_tokens = sorted(_by_model(swaps).items(), key=lambda item: item[0][2])
+    return [*{(name, tp): groups for (name, tp, _), groups in by_tokens}.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,99 +238,117 @@ class Load:
             "us": round(self.us, 1),
             "gbps": round(self.gbps, 3),
             "caller_us": round(self.caller_us, 1),
-            "sms": sms_of(self.choice),
+            "sms": self.choice.sms,
             "measured": {"block_bytes": self.nearest.shape.block_bytes, "blocks": self.nearest.shape.blocks},
         }
 
 
-def loads_of(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
+def _loads(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
     """Yield the swap of a model in every direction and stream state of a rule."""
     choices = rule.choices
     for kind in rule.parts:
         nearest = nearest_shape(rule.shapes_of(kind), swap.block_bytes, swap.blocks)
-        alike = [one for one in rule.shapes_of(kind) if choices[one].backend == choices[nearest].backend]
-        times = {one: us for one in alike if math.isfinite(us := one.caller_us.get(choices[one], math.nan))}
-        yield Load(swap, nearest, choices[nearest], _caller_us(times, swap))
+        times_us = {
+            measured: measured.caller_us.get(choices[measured], math.nan)
+            for measured in rule.shapes_of(kind)
+            if choices[measured].backend == choices[nearest].backend
+        }
+        yield Load(swap, nearest, choices[nearest], _caller_us(times_us, swap))
 
 
-def _caller_us(times: Mapping[Measured, float], swap: ModelSwap) -> float:
-    """Return the time of the calling thread between those of measured numbers of blocks, of the nearest size each."""
-    by_size = sorted(times, key=lambda one: abs(math.log(one.shape.block_bytes / swap.block_bytes)))
-    known = sorted({one.shape.blocks: times[one] for one in reversed(by_size)}.items())
-    if not known:
-        return math.nan
-    counts, us = np.array(known, dtype=np.float64).T
-    slope = np.diff([0, *us])[-1] / np.diff([0, *counts])[-1]
-    return float(np.interp(swap.blocks, counts, us) + max(0.0, slope) * max(0, swap.blocks - counts[-1]))
-
-
-def totals_of(rule: Rule, swaps: Sequence[ModelSwap]) -> Iterator[str]:
-    """Yield a line for each model of several groups: what all of them take, one after another."""
-    for (name, tp, tokens), groups in _by_model(swaps).items():
-        if len(groups) > 1:
-            times: dict[SwapKind, float] = {}
-            for load in (load for swap in groups for load in loads_of(rule, swap)):
-                times[load.kind] = times.get(load.kind, 0) + load.us
-            texts = ", ".join(f"{kind} {us:.0f} us" for kind, us in times.items())
-            ranks = f", TP {tp}" if tp > 1 else ""
-            yield f"{name}{ranks}, {tokens} tokens, all {len(groups)} groups: {texts}"
-
-
-def setting_lines(advice: Advice, swaps: Sequence[ModelSwap], lines: Sequence[TokenLine]) -> Iterator[str]:
-    """Yield what settings of engines ask of a model: the bytes that a load moves in some time, and what the stores of
-    a prompt and of a step's own tokens take from decode steps beside them.
+def _caller_us(times_us: Mapping[Measured, float], swap: ModelSwap) -> float:
+    """Return the time of the calling thread between those of measured numbers of blocks, of the nearest size each; NaN
+    without any.
     """
-    for line in lines:
-        if (line.direction, line.stream_state, line.pause) == (Direction.H2D, StreamState.IDLE, "0"):
-            yield _budget_text(line)
-    stores = next((one for one in advice.answers if (one.direction, one.situation) == _STORES_BESIDE_DECODE), None)
-    if stores is None:
-        return
-    most = {key[:2]: groups for key, groups in sorted(_by_model(swaps).items(), key=lambda item: item[0][2])}
-    for (name, tp), groups in most.items():
-        prompt_gb = sum(_bytes_of(group, _PROMPT) for group in groups) / 1e9
-        step_gb = prompt_gb / _PROMPT * BATCH
-        model = f"{name}{f', TP {tp}' if tp > 1 else ''}"
-        stored = {f"a prompt of {_PROMPT} tokens ({prompt_gb:.3g} GB)": prompt_gb}
-        stored |= {f"what a step of {BATCH} requests writes ({1e3 * step_gb:.3g} MB)": step_gb}
-        for what, gigabytes in stored.items():
-            yield f"{model}: to store {what} takes from decode: {_lost_text(stores, gigabytes)}"
-    yield "One GPU at a time; N at once share the host: a pace for N is a share of it"
+
+    def distance(measured: Measured) -> float:
+        return abs(math.log(measured.shape.block_bytes / swap.block_bytes))
+
+    by_blocks: dict[int, float] = {}
+    for measured in sorted(times_us, key=distance):
+        if math.isfinite(times_us[measured]):
+            by_blocks.setdefault(measured.shape.blocks, times_us[measured])
+    if not by_blocks:
+        return math.nan
+    blocks, us = np.array(sorted(by_blocks.items()), dtype=np.float64).T
+    # Beyond the largest swap the time grows as between the last two, or from nothing where there is one alone.
+    slope = np.diff([0, *us])[-1] / np.diff([0, *blocks])[-1]
+    return float(np.interp(swap.blocks, blocks, us) + max(0.0, slope) * max(0, swap.blocks - blocks[-1]))
 
 
-def _budget_text(line: TokenLine) -> str:
-    """Say how many bytes of a model a load moves within some milliseconds."""
-    tokens = [max(0.0, (1000 * ms - line.us) / line.us_per_token) for ms in _BUDGETS_MS]
-    sizes = " / ".join(f"{number * line.bytes_per_token / 1e6:.3g}" for number in tokens)
-    beyond = ", extrapolated" if tokens[-1] > line.tokens[1] else ""
-    times = " / ".join(map(str, _BUDGETS_MS))
-    tp = f", TP {line.tp}" if line.tp > 1 else ""
-    return f"{line.model}{tp}: a load of {sizes} MB takes {times} ms{beyond} (sync_load_budget_bytes)"
+# What all groups of layers of a model take, one after another, by direction and stream state: one of the groups, their
+# number, and the times in microseconds.
+Total = tuple[ModelSwap, int, Mapping[SwapKind, float]]
 
 
-def _lost_text(stores: Answer, gigabytes: float) -> str:
-    """Say what storing so much takes from decode steps, by each method that was measured beside them."""
-    lost = [(method.choice.label, method.lost_ms_per_gb[0]) for method in stores.methods if method.lost_ms_per_gb]
-    return ", ".join(f"{label} {gigabytes * ms_per_gb:.2g} ms" for label, ms_per_gb in lost) or stores.none
+def _totals(swaps: Sequence[ModelSwap], loads: Sequence[Load]) -> Iterator[Total]:
+    """Yield the total of each model of several groups."""
+    for groups in _by_model(swaps).values():
+        if len(groups) > 1:
+            times_us: dict[SwapKind, float] = {}
+            for load in loads:
+                if load.swap in groups:
+                    times_us[load.kind] = times_us.get(load.kind, 0) + load.us
+            yield groups[0], len(groups), times_us
 
 
-def gather_lines(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class ModelAnswers:
+    """What the swaps of models take: in each direction and stream state, of all groups of layers together, and over
+    tokens; the gigabytes of a prompt of `PROMPT_TOKENS` tokens of each model; and the answer for `stores` beside decode
+    steps.
+    """
+
+    swaps: Sequence[ModelSwap]
+    loads: Sequence[Load]
+    totals: Sequence[Total]
+    lines: Sequence[TokenLine]
+    prompts: Sequence[tuple[ModelSwap, float]]
+    stores: Answer | None
+
+
+def answer_models(
+    runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool], rule: Rule, answers: Sequence[Answer]
+) -> ModelAnswers:
+    """Answer for the swaps of models that a question names, by the rule for swaps alone."""
+    loads = [load for swap in question.swaps for load in _loads(rule, swap)]
+    beside_decode = (Direction.D2H, Situation.DECODE)
+    stores = (answer for answer in answers if (answer.direction, answer.situation) == beside_decode)
+    prompts = [
+        (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9)
+        for groups in _most_tokens(question.swaps)
+    ]
+    lines = [*token_lines(runs, keep, question)]
+    return ModelAnswers(question.swaps, loads, [*_totals(question.swaps, loads)], lines, prompts, next(stores, None))
+
+
+class GatherWait(NamedTuple):
+    """For how long a decode step waits for rows of `row_bytes` bytes in each layer, by the shares `MISSES` of those
+    that it reads.
+    """
+
+    group: LayerGroup
+    rows: int
+    row_bytes: int
+    waits_ms: Sequence[float]
+
+
+def gather_waits(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[GatherWait]:
     """Yield for how long decode steps of latent attention wait that read as many rows as a swap has tokens, by ids on
     the GPU, at the best grid for rows of the nearest size. Fewer misses than were measured count as the fewest.
     """
-    known: dict[int, dict[int, float]] = {}
-    for cell, outcome in (pair for run in runs for pair in run.outcomes.items()):
-        if cell.list_place is ListPlace.GPU and math.isfinite(us := outcome.us()):
-            times = known.setdefault(cell.block_bytes, {})
-            times[cell.blocks] = min(us, times.get(cell.blocks, us))
-    for group, rows in {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent and known}.items():
-        size = min(known, key=lambda measured: abs(measured - group.layer_bytes))
-        counts, missing = sorted(known[size]), [rows * share for share in _MISSES]
+    times_us: dict[int, dict[int, float]] = {}
+    for run in runs:
+        for cell, outcome in run.outcomes.items():
+            us = outcome.us()
+            if cell.list_place is ListPlace.GPU and math.isfinite(us):
+                of_size = times_us.setdefault(cell.block_bytes, {})
+                of_size[cell.blocks] = min(us, of_size.get(cell.blocks, us))
+    latent = {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent}
+    for group, rows in latent.items() if times_us else ():
+        row_bytes = min(times_us, key=lambda measured: abs(measured - group.layer_bytes))
+        counts, us = np.array(sorted(times_us[row_bytes].items())).T
+        missing = rows * np.array(MISSES)
         if missing[-1] <= counts[-1]:
-            times_us = np.exp(np.interp(np.log(missing), np.log(counts), np.log([known[size][n] for n in counts])))
-            waits_ms = (group.layers * us / 1e3 for us in times_us)
-            yield (
-                f"{group.name}: a decode step that reads {rows} rows of {size_text(size)} in each of {group.layers} "
-                f"layers waits {' / '.join(f'{ms:.3g}' if ms < 100 else f'{ms:.0f}' for ms in waits_ms)} ms with "
-                f"{' / '.join(f'{share:.3g}%' for share in 100 * np.array(_MISSES))} of them missing"
-            )
+            of_layer_us = np.exp(np.interp(np.log(missing), np.log(counts), np.log(us)))
+            yield GatherWait(group, rows, row_bytes, (group.layers * of_layer_us / 1e3).tolist())

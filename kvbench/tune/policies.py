@@ -4,27 +4,24 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final
 
+from kvbench.cells.axes import Direction, Situation
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.policy import Choice, Policy, Table
 from kvbench.errors import UsageError
 from kvbench.text import MAX_LINE
-from kvbench.tune.candidates import ceilings_of, machine_of, workload_axes
+from kvbench.tune.advice import Advice
 from kvbench.tune.rule import RulePart
-from kvbench.tune.situations import Advice, measured_choices
 
 # The number of blocks of a table whose choices do not depend on it.
 _ANY_BLOCKS: Final = 1024
 
 
 def policy_of(advice: Advice) -> Policy:
-    """Return the policy of an answer with its origin; raises UsageError for runs of several devices, and without a
-    choice.
-    """
-    runs = advice.runs
-    device, driver = machine_of(runs)
-    newest = max(runs, key=lambda run: run.info.created)
-    parts = advice.rule.parts if advice.rule else {}
-    tables = (*(_by_state(kind, of_kind) for kind, of_kind in parts.items()), *_beside(advice))
+    """Return the policy of an answer with its origin; raises UsageError without a choice."""
+    origin = advice.origin
+    device, driver = origin.machine
+    newest = max(origin.runs, key=lambda run: run.created)
+    tables = (*(_by_state(kind, parts) for kind, parts in advice.alone.rule.parts.items()), *_beside(advice))
     if not tables:
         raise UsageError("--policy: there is nothing to write: no situation that was asked for has an answer")
     choices = chain.from_iterable(chain.from_iterable(table.choices for table in tables))
@@ -32,11 +29,11 @@ def policy_of(advice: Advice) -> Policy:
     return Policy(
         device=device,
         driver=driver,
-        identity_hash=newest.info.identity_hash[:MAX_LINE],
-        made=newest.info.created[:MAX_LINE],
-        workload=workload_axes(runs),
-        ceiling_gbps={way: round(gbps, 2) for way, gbps in ceilings_of(runs).items()} if paced else {},
-        runs=tuple(" ".join(run.info.command)[:MAX_LINE] for run in runs),
+        identity_hash=newest.identity_hash[:MAX_LINE],
+        made=newest.created[:MAX_LINE],
+        workload=origin.workload,
+        ceiling_gbps={way: round(gbps, 2) for way, gbps in origin.ceilings_gbps.items()} if paced else {},
+        runs=tuple(" ".join(run.command)[:MAX_LINE] for run in origin.runs),
         tables=tables,
     )
 
@@ -59,8 +56,15 @@ def _by_state(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
 
 
 def _beside(advice: Advice) -> Iterator[Table]:
-    """Yield a table for each direction and step that swaps were measured beside, with a row for each block size."""
-    for (direction, situation), choices in measured_choices(advice).items():
+    """Yield a table for each direction and step that swaps were measured beside, with a row for each block size that
+    was measured there and has a choice, the sizes ascending.
+    """
+    by_situation: dict[tuple[Direction, Situation], dict[int, Choice]] = {}
+    for size, answers in advice.by_size.items():
+        for answer in answers:
+            if answer.use and answer.situation is not Situation.ALONE and answer.block_bytes == size:
+                by_situation.setdefault((answer.direction, answer.situation), {})[size] = answer.use.choice
+    for (direction, situation), choices in by_situation.items():
         yield Table(
             direction=direction,
             beside=situation,

@@ -29,7 +29,7 @@ from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, method_label
 from kvbench.cells.policy import Choice
-from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, rounds_of, sms_of, typical, without_sms
+from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, rounds_of, typical
 
 # The share of the shapes at which a method must have been measured to serve for all of them.
 _MEASURED: Final = 0.7
@@ -148,7 +148,7 @@ def _alike(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
     compared = compare_methods(shapes, best, other)
     if compared is None:
         return False
-    margin = KNEE if without_sms(best) == without_sms(other) else TIED
+    margin = KNEE if best.without_sms == other.without_sms else TIED
     return compared.ratio <= 1 + margin.fraction or 0 < compared.low <= 1
 
 
@@ -177,13 +177,13 @@ class RulePart:
     @property
     def label(self) -> str:
         """The choice as readers see it: "sm (4 SMs)", or "sm (2 to 8 SMs, default rule)"."""
-        if sms_of(self.choice):
+        if self.choice.sms:
             return self.choice.label
         return method_label(self.choice.label, self.counts, ("default rule",)) if self.counts else self.choice.label
 
     @property
     def has_count(self) -> bool:
-        return sms_of(self.choice) > 0
+        return self.choice.sms > 0
 
     def serves_size(self, block_bytes: int) -> bool:
         return _within(self.sizes, block_bytes)
@@ -256,7 +256,7 @@ def rule_of(shapes: Sequence[Measured]) -> Rule:
 
 def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
     """Return the parts of a kind, by block size and number of blocks."""
-    methods = dict.fromkeys(without_sms(choice) for arms in shapes.values() for choice in arms if sms_of(choice))
+    methods = dict.fromkeys(choice.without_sms for arms in shapes.values() for choice in arms if choice.sms)
     kernels = {method: _needed_sms(method, shapes) for method in methods}
     competing = {one: KeptArms(_with_needed_sms(one, arms, kernels), one) for one, arms in shapes.items()}
     most = {method: max(need.most_sms for need in needs) for method, needs in kernels.items()}
@@ -316,7 +316,7 @@ class _Need:
 
     @property
     def most_sms(self) -> int:
-        return sms_of(self.choice) or max(self.counts, default=0)
+        return self.choice.sms or max(self.counts, default=0)
 
     def serves(self, one: Measured) -> bool:
         return _within(self.sizes, one.shape.block_bytes) and _within(self.blocks, one.shape.blocks)
@@ -331,7 +331,7 @@ def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
     """
     measured: dict[Measured, Arms] = {}
     for one, arms in shapes.items():
-        if of_method := {choice: visits for choice, visits in arms.items() if without_sms(choice) == method}:
+        if of_method := {choice: visits for choice, visits in arms.items() if choice.without_sms == method}:
             measured[one] = of_method
     several = {one: KeptArms(arms, one) for one, arms in measured.items() if len(arms) > 1}
     choices = Counter(choice for arms in measured.values() for choice in arms)
@@ -339,7 +339,7 @@ def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
     if len(choices) == 1:
         return [_Need(usual)]
     if len(several) < _SEVERAL_COUNTS * len(measured) and shapes_of_usual < _MEASURED * len(measured):
-        return [_Need(method, counts=sorted(map(sms_of, choices)))]
+        return [_Need(method, counts=sorted(choice.sms for choice in choices))]
     at_sizes: dict[int, set[Choice]] = {one.shape.block_bytes: set() for one in shapes}
     for one, arms in measured.items():
         at_sizes[one.shape.block_bytes] |= arms.keys()
@@ -384,10 +384,10 @@ def _fewest(shapes: _Competing) -> _Need:
         for choice, count in counts.items()
         if count >= enough
     }
-    best = min(means, key=lambda choice: (means[choice], sms_of(choice)))
+    best = min(means, key=lambda choice: (means[choice], choice.sms))
     seen = (choice for choice, count in counts.items() if count >= min(_LEAST_SHAPES, len(arms)))
-    alike = sorted((one for one in seen if one == best or _alike(arms, best, one)), key=sms_of)
-    return _Need(alike[0], counts=[*map(sms_of, alike)])
+    alike = sorted((one for one in seen if one == best or _alike(arms, best, one)), key=lambda choice: choice.sms)
+    return _Need(alike[0], counts=[choice.sms for choice in alike])
 
 
 # What a split gains: whether it surely saves time, at how many shapes it takes fewer SMs, and the times before it over
@@ -409,7 +409,7 @@ def _gain(shapes: _Competing, single: _Need, split: Sequence[_Need]) -> _Gain:
     if saved.verdict is Verdict.SLOWER:
         return True, 0, saved.ratio
     little = len(pairs) >= _LEAST_SHAPES and saved.ratio >= 1 / (1 + KNEE.fraction)
-    fewer = little and all(sms_of(choice) < sms_of(single.choice) for _, choice in changed)
+    fewer = little and all(choice.sms < single.choice.sms for _, choice in changed)
     return (False, len(changed), saved.ratio) if fewer else _NOTHING
 
 
@@ -435,12 +435,12 @@ def _joined(by_size: Sequence[Sequence[_Need]]) -> list[_Need]:
 
 def _with_needed_sms(one: Measured, arms: Arms, kernels: Mapping[Choice, Sequence[_Need]]) -> dict[Choice, Visits]:
     """Return the methods of a shape, a kernel with the SMs that it needs, or with the next fewer that were measured."""
-    methods = {choice: visits for choice, visits in arms.items() if without_sms(choice) not in kernels}
+    methods = {choice: visits for choice, visits in arms.items() if choice.without_sms not in kernels}
     for method, needs in kernels.items():
-        counts = sorted((choice for choice in arms if without_sms(choice) == method), key=sms_of)
+        counts = sorted((choice for choice in arms if choice.without_sms == method), key=lambda choice: choice.sms)
         needed = next((need.choice for need in needs if need.serves(one)), method)
         if counts:
-            fewer = [choice for choice in counts if sms_of(choice) <= sms_of(needed)]
+            fewer = [choice for choice in counts if choice.sms <= needed.sms]
             methods[method] = arms[fewer[-1] if fewer else counts[0]]
     return methods
 
@@ -465,7 +465,7 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
     for one in rule.shapes:
         if again := _lost(one.fresh, one.arms, rule.choices[one]):
             losses[one] = again
-    several = [one for one in losses if len({*map(without_sms, one.arms)}) < len(one.arms)]
+    several = [one for one in losses if len({choice.without_sms for choice in one.arms}) < len(one.arms)]
     return {one: expm1(fmean(losses[one])) for one in several or losses if losses[one]}
 
 

@@ -6,11 +6,10 @@ methods that move as much as is asked for.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvbench.analysis.compare import Difference, Verdict, difference_of
 from kvbench.analysis.margins import LOST
@@ -20,12 +19,11 @@ from kvbench.cells.facts import NO_CHOICES, plug_ins_of
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.errors import UsageError
+from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
 from kvbench.results.outcomes import Cost, over_starts, slowdown_of
-from kvbench.tune.answer import shapes_of
-from kvbench.tune.candidates import RUN_STEP, Measured, ceilings_of, choice_of, preference, tried, without_sms
-from kvbench.tune.rule import Rule, RulePart, nearest_shape, rule_of
+from kvbench.tune.candidates import RUN_STEP, Measured, choice_of, preference
+from kvbench.tune.rule import Rule, RulePart, nearest_shape
 
 # Without --need, swaps in the background must move this share of the rate of large copies.
 _NEEDED_SHARE: Final = 0.1
@@ -45,7 +43,8 @@ Interval = tuple[float, float, float]
 class Question:
     """What is asked of an answer: blocks of `block_bytes`, at least `need_gbps` beside a step (None: a tenth of the
     rate of large copies), whether the time of the thread that submits swaps counts, and by how much a step may take
-    longer in a situation, as a fraction. Without `situations`, all.
+    longer in a situation, as a fraction. Without `situations`, all. `swaps` are those of models; their loads are
+    compared with a prefill of `prefill_tokens_per_s`, unless that is 0.
     """
 
     block_bytes: int = 16 * KIB
@@ -53,6 +52,8 @@ class Question:
     thread_counts: bool = True
     limits: Mapping[Situation, float] = field(default_factory=dict)
     situations: Sequence[Situation] = tuple(Situation)
+    swaps: Sequence[ModelSwap] = ()
+    prefill_tokens_per_s: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,13 @@ def _rounded(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
+class InLayout(NamedTuple):
+    """A method for blocks that lie as those of `cell` do."""
+
+    cell: Cell
+    method: Method
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What to use in a direction and a situation for blocks of `block_bytes`, or why there is nothing (`none`).
@@ -96,7 +104,8 @@ class Answer:
     the other methods that were compared, `alike` those that cost the same, within the margin, and `undecided` those
     that another run could prefer. `otherwise` is the best by the other criterion: beside a step the fastest that keeps
     it within `GENTLE`, or at any price, alone the fastest of another method. `gentle` and `fastest` are of `methods`,
-    all that were measured. The choice was made by `visits`.
+    all that were measured. The choice was made by `visits`. In `other_layouts` of the blocks, which some methods need,
+    nothing competes.
     """
 
     direction: Direction
@@ -114,6 +123,7 @@ class Answer:
     fastest: Method | None = None
     methods: Sequence[Method] = ()
     visits: int = 0
+    other_layouts: Sequence[InLayout] = ()
 
     @property
     def not_told_apart(self) -> list[Choice]:
@@ -178,71 +188,65 @@ class Arm:
 MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
 
 
-@dataclass(frozen=True)
-class Advice:
-    """The answers of runs of one machine; what they rest on: the rule for swaps alone, or why there is none
-    (`no_rule`), and what was `measured` beside steps, of shuffled blocks and of others.
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the answers for blocks of any size rest on: the rule for swaps alone, or why there is none (`no_rule`), and
+    what was measured `beside` steps, of shuffled blocks and of others. On the device cpu no step runs beside swaps.
     """
 
-    runs: Sequence[Run]
-    question: Question
-    rule: Rule | None
+    directions: Collection[Direction]
+    on_host: bool
+    rule: Rule
     no_rule: str
-    measured: MeasuredBeside
+    beside: MeasuredBeside
     other_layouts: MeasuredBeside
+    ceilings_gbps: Mapping[Direction, float]
 
-    @property
-    def on_host(self) -> bool:
-        """Whether the runs are of the device cpu, on which no step runs beside swaps."""
-        return self.runs[0].info.device.get("kind") == "cpu"
-
-    @cached_property
-    def answers(self) -> list[Answer]:
+    def answers(self, question: Question) -> list[Answer]:
         """The answer for every direction of the runs in every situation that is asked for.
 
-        A situation whose run is missing is never answered from another. Without a GPU, no step runs beside swaps.
+        A situation whose run is missing is never answered from another.
         """
-        ceilings, answers = ceilings_of(self.runs), []
-        directions = {cell.direction for run in self.runs for cell in run.outcomes}
-        for direction in (way for way in WAYS if way in directions):
-            for situation in self.question.situations:
+        answers = []
+        for direction in (way for way in WAYS if way in self.directions):
+            for situation in question.situations:
                 if situation is Situation.ALONE:
-                    answers.append(_alone(self.question, direction, self.rule, self.no_rule))
+                    answers.append(_alone(question, direction, self.rule, self.no_rule))
                 elif not self.on_host:
-                    arms = self.measured.get((direction, situation), ())
-                    answers.append(_beside(self.question, direction, situation, arms, ceilings.get(direction, 0.0)))
+                    answers.append(self._beside(question, direction, situation))
         return answers
 
-    @property
-    def sizes_beside(self) -> list[int]:
-        """The block sizes that were measured beside steps, in bytes."""
-        return sorted({arm.cell.block_bytes for arms in self.measured.values() for arm in arms})
+    def _beside(self, question: Question, direction: Direction, situation: Situation) -> Answer:
+        measured, others = (
+            arms_of_size(arms.get((direction, situation), ()), question.block_bytes)
+            for arms in (self.beside, self.other_layouts)
+        )
+        answer = Answer(direction, situation, question.block_bytes, none=not_measured(situation))
+        if measured:
+            answer = _beside(question, direction, situation, measured, self.ceilings_gbps.get(direction, 0.0))
+        return replace(answer, other_layouts=_in_other_layouts(others))
 
-    def of_size(self, block_bytes: int) -> "Advice":
-        """Return the same for blocks of another size."""
-        return replace(self, question=replace(self.question, block_bytes=block_bytes))
+
+def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
+    """Return of each backend the method that takes the least of a step and its thread, the least of all first."""
+    least: dict[str, InLayout] = {}
+    for placed in sorted((InLayout(arm.cell, arm.method) for arm in arms), key=_total_cost, reverse=True):
+        least[placed.cell.backend] = placed
+    return sorted(least.values(), key=_total_cost)
 
 
-def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool]) -> Advice:
-    """Answer by the methods that `keep` accepts; raises UsageError where there is nothing to choose from at all."""
-    beside, others = (measured_beside(runs, keep, shuffled=shuffled) for shuffled in (True, False))
-    try:
-        return Advice(runs, question, rule_of(shapes_of(runs, keep)), not_measured(Situation.ALONE), beside, others)
-    except UsageError as none:
-        if not beside:
-            raise
-        why = str(none).partition(";")[0] if tried(runs) else not_measured(Situation.ALONE)
-        return Advice(runs, question, None, why, beside, others)
+def _total_cost(placed: InLayout) -> float:
+    return placed.method.cost(thread_counts=True)
 
 
 def not_measured(situation: Situation) -> str:
     return f"not measured: kvbench sweep {_CONFIGS[situation]}"
 
 
-def _alone(question: Question, direction: Direction, rule: Rule | None, why: str) -> Answer:
+def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -> Answer:
     kind = SwapKind(direction, StreamState.IDLE)
-    if rule is None or kind not in rule.parts:
-        return Answer(direction, Situation.ALONE, question.block_bytes, none=why)
+    if kind not in rule.parts:
+        return Answer(direction, Situation.ALONE, question.block_bytes, none=no_rule)
     shapes = rule.shapes_of(kind)
     block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
     parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
@@ -250,7 +254,7 @@ def _alone(question: Question, direction: Direction, rule: Rule | None, why: str
     shown = nearest_shape([one for one in of_size if _has_figures(one, rule)] or of_size, block_bytes, _BLOCKS)
     use = rule.choices[shown]
     methods = sorted((_method_alone(shown, choice) for choice in shown.arms), key=lambda method: method.us)
-    others = (method for method in methods if without_sms(method.choice) != without_sms(use))
+    others = (method for method in methods if method.choice.without_sms != use.without_sms)
     picked = next(part.pick for part in parts if part.serves(block_bytes, shown.shape.blocks))
     return Answer(
         direction,
@@ -269,7 +273,7 @@ def _alone(question: Question, direction: Direction, rule: Rule | None, why: str
 
 def _others(shapes: Sequence[Measured], use: Choice) -> list[Choice]:
     """Return the other methods, with their SM counts, that were measured at some shapes."""
-    others = (choice for one in shapes for choice in one.arms if without_sms(choice) != without_sms(use))
+    others = (choice for one in shapes for choice in one.arms if choice.without_sms != use.without_sms)
     return sorted(dict.fromkeys(others), key=preference)
 
 
@@ -323,44 +327,49 @@ def arms_of_size(arms: Sequence[Arm], block_bytes: int) -> list[Arm]:
 
 
 def _beside(
-    question: Question, direction: Direction, situation: Situation, every: Sequence[Arm], ceiling: float
+    question: Question, direction: Direction, situation: Situation, measured: Sequence[Arm], ceiling_gbps: float
 ) -> Answer:
-    arms = {arm.choice: arm for arm in arms_of_size(every, question.block_bytes)}
-    if not arms:
-        return Answer(direction, situation, question.block_bytes, none=not_measured(situation))
-    methods = {choice: arm.method for choice, arm in arms.items()}
-    cell = next(iter(arms.values())).cell
-    choosing = _Choosing(question, situation, arms, methods, ceiling)
-    use = choosing.use
-    fastest = max(methods.values(), key=lambda method: method.gbps)
-    kept = [method for method in methods.values() if _slowed(method) <= GENTLE]
-    gentle = max(kept, key=lambda method: method.gbps, default=None)
+    """Choose among methods beside a step: of those that move enough and keep the limit, the one that takes the least
+    for each GB; the fastest of those that take no more than a margin above it, as far as the visits tell.
+    """
+    methods = [arm.method for arm in measured]
+    contest = _Contest({arm.choice: arm for arm in measured}, question.thread_counts)
+    by_cost = sorted(methods, key=contest.cost)
+    need_gbps = _NEEDED_SHARE * ceiling_gbps if question.need_gbps is None else question.need_gbps
+    moving = [method for method in by_cost if method.gbps >= need_gbps]
+    limit = question.limits.get(situation, math.inf)
+    allowed = [method for method in moving if _slowed(method) <= limit]
+    alike = contest.alike(allowed)
+    tied = (method for method in alike if method == alike[0] or contest.difference(alike[0], method).low <= 0)
+    use = max(tied, key=_gbps, default=None)
+    fastest = max(methods, key=_gbps)
+    gentle = max((method for method in methods if _slowed(method) <= GENTLE), key=_gbps, default=None)
+    none = ""
+    if not moving:
+        none = f"none moves {need_gbps:.3g} GB/s; most: {fastest.choice.label}, {fastest.gbps:.3g} GB/s"
+    elif not allowed:
+        least = min(moving, key=_slowed)
+        none = f"none within {100 * limit:.3g}%; least: {least.choice.label}, {1 + _slowed(least):.2f}x"
     return Answer(
         direction,
         situation,
-        cell.block_bytes,
-        cell.blocks,
+        measured[0].cell.block_bytes,
+        measured[0].cell.blocks,
         use,
-        choosing.none,
-        compared_with=[choice for choice in arms if use and choice != use.choice],
-        alike=[method.choice for method in choosing.alike if method != use],
-        undecided=choosing.undecided,
-        otherwise=next((other for other in (gentle, fastest, *choosing.by_cost) if other and other != use), None),
+        none,
+        compared_with=[method.choice for method in methods if use and method != use],
+        alike=[method.choice for method in alike if method != use],
+        undecided=[method.choice for method in allowed if use and contest.may_take_less(use, method)],
+        otherwise=next((method for method in (gentle, fastest, *by_cost) if method and method != use), None),
         gentle=gentle,
         fastest=fastest,
-        methods=choosing.by_cost,
-        visits=len(arms[use.choice].costs) if use else 0,
+        methods=by_cost,
+        visits=len(contest.arms[use.choice].costs) if use else 0,
     )
 
 
-def measured_choices(advice: Advice) -> dict[tuple[Direction, Situation], dict[int, Choice]]:
-    """Return the choices beside steps for every block size that was measured there and has one, the sizes ascending."""
-    of_situation: dict[tuple[Direction, Situation], dict[int, Choice]] = {}
-    for size in advice.sizes_beside:
-        for answer in advice.of_size(size).answers:
-            if answer.use and answer.situation is not Situation.ALONE and answer.block_bytes == size:
-                of_situation.setdefault((answer.direction, answer.situation), {})[size] = answer.use.choice
-    return of_situation
+def _gbps(method: Method) -> float:
+    return method.gbps
 
 
 def _slowed(method: Method) -> float:
@@ -369,81 +378,28 @@ def _slowed(method: Method) -> float:
     return method.slowdown[0] - 1
 
 
-@dataclass(frozen=True)
-class _Choosing:
-    """The choice among methods beside a step."""
+@dataclass(frozen=True, slots=True)
+class _Contest:
+    """Methods beside a step, compared by what each GB takes of the step, and of the thread if that counts."""
 
-    question: Question
-    situation: Situation
     arms: Mapping[Choice, Arm]
-    methods: Mapping[Choice, Method]
-    ceiling_gbps: float
+    thread_counts: bool
 
-    @cached_property
-    def by_cost(self) -> list[Method]:
-        """All methods, the one that takes the least per GB first."""
-        return sorted(self.methods.values(), key=self._cost)
+    def cost(self, method: Method) -> float:
+        return method.cost(thread_counts=self.thread_counts)
 
-    def _cost(self, method: Method) -> float:
-        return method.cost(thread_counts=self.question.thread_counts)
+    def alike(self, by_cost: Sequence[Method]) -> list[Method]:
+        """The methods that take no more than a margin above the first, which takes the least."""
+        least = self.cost(by_cost[0]) if by_cost else 0.0
+        return [method for method in by_cost if self.cost(method) <= least + LOST.allowed(least)]
 
-    @property
-    def _need_gbps(self) -> float:
-        need = self.question.need_gbps
-        return _NEEDED_SHARE * self.ceiling_gbps if need is None else need
-
-    @cached_property
-    def _moving(self) -> list[Method]:
-        return [method for method in self.by_cost if method.gbps >= self._need_gbps]
-
-    @cached_property
-    def _allowed(self) -> list[Method]:
-        limit = self.question.limits.get(self.situation, math.inf)
-        return [method for method in self._moving if _slowed(method) <= limit]
-
-    @cached_property
-    def alike(self) -> list[Method]:
-        """The methods that take no more than a margin above the least."""
-        least = self._cost(self._allowed[0]) if self._allowed else 0.0
-        return [method for method in self._allowed if self._cost(method) <= least + LOST.allowed(least)]
-
-    @cached_property
-    def use(self) -> Method | None:
-        """The fastest of those of `alike` that the visits do not tell apart from the one that takes the least."""
-        if not self.alike:
-            return None
-        least = self._allowed[0]
-        tied = [method for method in self.alike if method == least or self._difference(least, method).low <= 0]
-        return max(tied, key=lambda method: method.gbps)
-
-    def _difference(self, base: Method, other: Method) -> Difference:
+    def difference(self, base: Method, other: Method) -> Difference:
         """By how much another method takes more for each GB, by the rounds that measured both."""
-        counts = self.question.thread_counts
-        first, second = self.arms[base.choice], self.arms[other.choice]
-        return difference_of(
-            first.figures(thread_counts=counts), second.figures(thread_counts=counts), first.starts, LOST
-        )
+        first, second = (self.arms[method.choice].figures(thread_counts=self.thread_counts) for method in (base, other))
+        return difference_of(first, second, self.arms[base.choice].starts, LOST)
 
-    @property
-    def none(self) -> str:
-        if not self._moving:
-            most = max(self.methods.values(), key=lambda method: method.gbps)
-            return f"none moves {self._need_gbps:.3g} GB/s; most: {most.choice.label}, {most.gbps:.3g} GB/s"
-        if not self._allowed:
-            least = min(self._moving, key=_slowed)
-            limit = self.question.limits[self.situation]
-            return f"none within {100 * limit:.3g}%; least: {least.choice.label}, {1 + _slowed(least):.2f}x"
-        return ""
-
-    @property
-    def undecided(self) -> list[Choice]:
-        """The methods that may take less than the choice, by more than the margin, in another run."""
-        if self.use is None:
-            return []
-        others = []
-        for method in self._allowed:
-            compared = self._difference(self.use, method)
-            allowed = LOST.allowed(self._cost(self.use), self._cost(method))
-            if method != self.use and compared.verdict is not Verdict.SLOWER and compared.low < -allowed:
-                others.append(method.choice)
-        return others
+    def may_take_less(self, use: Method, other: Method) -> bool:
+        """Whether another method may take less than the choice, by more than the margin, in another run."""
+        compared = self.difference(use, other)
+        allowed = LOST.allowed(self.cost(use), self.cost(other))
+        return other != use and compared.verdict is not Verdict.SLOWER and compared.low < -allowed

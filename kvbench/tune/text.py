@@ -1,76 +1,64 @@
-"""The words of an answer: in a terminal, in a report, and as JSON."""
+"""The words of what an answer rests on and of swaps alone, and an answer as JSON."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from statistics import mean, median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, Reuse, StreamState
 from kvbench.cells.cell import EQUAL, SwapKind
-from kvbench.cells.facts import BATCHED, COPIER, MERGED, sms_text
+from kvbench.cells.facts import BATCHED, COPIER, sms_text
 from kvbench.cells.installed import Engine, engines
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
-from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import ModelChoice, presets
-from kvbench.results import Run
+from kvbench.results import RunInfo
 from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, ends, printable, short
-from kvbench.tune.answer import (
-    LARGE,
-    SMALL,
-    ShapeAnswer,
-    answers_of,
-    gains_of,
-    known_shapes,
-    merged_from,
-    shipped_choice,
-)
-from kvbench.tune.candidates import Measured, ceilings_of, driver_of, may_take_sms, sms_of, without_sms, workload_axes
-from kvbench.tune.planner import Load, TokenLine, loads_of
-from kvbench.tune.rule import Rule, RulePart, costs_of
-from kvbench.tune.situations import Advice
+from kvbench.tune.advice import Advice, Origin
+from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, known_shapes, shipped_choice
+from kvbench.tune.candidates import Measured
+from kvbench.tune.rule import Rule, RulePart
 
-HEADER: Final = (
+_SHAPES: Final = (
     "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Not told apart",
 )  # fmt: skip
-HEADER_MODEL: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at")
-NOT_MEASURED: Final = "not measured"
-OPEN: Final = f"Open: could be faster than the choice by more than {TIED.fraction:.0%} in another run"
-ALIKE: Final = f"Not told apart: within {TIED.fraction:.0%} of the choice, as far as the visits tell"
+_OPEN: Final = f"Open: could be faster than the choice by more than {TIED.fraction:.0%} in another run"
+_ALIKE: Final = f"Not told apart: within {TIED.fraction:.0%} of the choice, as far as the visits tell"
 
 
-@dataclass(frozen=True, slots=True)
-class StateTable:
-    """What to use by stream state, in a row for each direction and the states with the same choice."""
+class Grid(NamedTuple):
+    """Rows of plain text under a header, and the lines, if any, that say the same in a terminal with less room."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
-    caption: str
+    caption: str = ""
+    narrow: Sequence[str] | None = None
 
 
-def state_table(rule: Rule, runs: Sequence[Run]) -> StateTable:
-    """The choices, with their times at a small and a large swap, those of batched copies and of engines as they
-    ship, and the share of the ceiling.
+def state_table(advice: Advice) -> Grid:
+    """What to use by stream state, in a row for each direction and the states with the same choice: the times at a
+    small and a large swap, those of batched copies and of engines as they ship, and the share of the ceiling.
     """
+    alone, rule = advice.alone, advice.alone.rule
     known = {kind: known_shapes(rule, kind) for kind in rule.parts}
     known_sizes = [Counter(one.shape.size_text for one in at if one) for at in zip_longest(*known.values())]
     sizes = [size.most_common(1)[0][0] for size in known_sizes]
     shipping = [*engines().values()]
-    ceilings = ceilings_of(runs)
     rows = []
     for kinds in _alike(rule):
         first, parts = kinds[0], rule.parts[kinds[0]]
         row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), use_text(parts)]
         for size, at in zip_longest(sizes, zip(*(known[kind] for kind in kinds), strict=True)):
-            row += _times(at, size, rule, shipping, runs) if at else ["-"] * (3 + len(shipping))
-        ceiling = ceilings.get(first.direction, math.nan)
+            row += _times(at, size, alone, shipping) if at else ["-"] * (3 + len(shipping))
+        ceiling = advice.origin.ceilings_gbps.get(first.direction, math.nan)
         shares = [one.gbps_of(rule.choices[one]) / ceiling for *_, one in (known[kind] for kind in kinds)]
         rows.append([*row, ends(shares, "{:.0%}".format) if ceiling > 0 else "-"])
     figures = [name for size in sizes for name in (f"{size}, us", BATCHED, COPIER, *(one.title for one in shipping))]
@@ -83,7 +71,7 @@ def state_table(rule: Rule, runs: Sequence[Run]) -> StateTable:
     shipped += "".join(f" {title} {direction}: {what}." for title, direction, what in of_others)
     shipped += f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else ""
     caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds.{shipped}"
-    return StateTable(header, shown, caption)
+    return Grid(header, shown, caption)
 
 
 def _alike(rule: Rule) -> list[list[SwapKind]]:
@@ -101,12 +89,12 @@ def use_text(parts: Sequence[RulePart]) -> str:
     if len(parts) == 1:
         return f"{parts[0].label}{_counts_text(parts[0])}{_against(parts[0])}"
     texts = []
-    for method, of_method in groupby(parts, key=lambda part: without_sms(part.choice)):
+    for method, of_method in groupby(parts, key=lambda part: part.choice.without_sms):
         same = [*of_method]
         if len(same) == 1:
             texts.append(f"{same[0].label}{_where(same[0])}{_against(same[0])}")
         else:
-            sizes = (f"{sms_text([sms_of(part.choice)])}{_where(part)}" for part in same)
+            sizes = (f"{sms_text([part.choice.sms])}{_where(part)}" for part in same)
             texts.append(f"{method.label}: {', '.join(sizes)}{_against(same[0])}")
     return "; ".join(texts)
 
@@ -123,9 +111,9 @@ def _where(part: RulePart) -> str:
 
 def _counts_text(part: RulePart) -> str:
     """Return which of several SM counts suffice: ", 4 of 4 to 16 within 5% on average"."""
-    if not sms_of(part.choice) or len(part.counts) < 2:
+    if not part.choice.sms or len(part.counts) < 2:
         return ""
-    return f", {sms_of(part.choice)} of {ends(part.counts, str)} within {KNEE.fraction:.0%} on average"
+    return f", {part.choice.sms} of {ends(part.counts, str)} within {KNEE.fraction:.0%} on average"
 
 
 def _against(part: RulePart) -> str:
@@ -137,20 +125,18 @@ def methods_text(choices: Iterable[Choice]) -> str:
     """Return the methods of some choices, each with all its SM counts: "batched; sm (2 to 8 SMs)"."""
     counts: dict[Choice, list[int]] = {}
     for choice in choices:
-        counts.setdefault(without_sms(choice), []).extend(filter(None, [sms_of(choice)]))
+        counts.setdefault(choice.without_sms, []).extend(filter(None, [choice.sms]))
     return "; ".join(method.label_with(of_method) for method, of_method in counts.items())
 
 
-def _times(
-    at: Sequence[Measured], usual: str, rule: Rule, shipping: Sequence[Engine], runs: Sequence[Run]
-) -> list[str]:
+def _times(at: Sequence[Measured], usual: str, alone: Alone, shipping: Sequence[Engine]) -> list[str]:
     """Return the times at a shape, in one or more states, of the choice, of batched copies, and of engines with a
     copier beside them, from the runs that measured the choice and what the engines take.
     """
     columns: list[list[float]] = [[] for _ in range(3 + len(shipping))]
     for one in at:
-        near = one.beside(choice := rule.choices[one])
-        shipped = [shipped_choice(engine, near, runs) for engine in shipping]
+        near = one.beside(choice := alone.rule.choices[one])
+        shipped = [shipped_choice(engine, near, alone.settings) for engine in shipping]
         near = near.beside(next(filter(None, shipped), choice))
         methods = [choice, near.best_of(BATCHED), next(iter(near.called), None) if any(shipped) else None, *shipped]
         known = [method for method in methods if method]
@@ -161,71 +147,71 @@ def _times(
     return [texts[0] if shape == usual else f"{texts[0]} ({shape})", *texts[1:]]
 
 
-def answer_lines(rule: Rule, runs: Sequence[Run], listing: str = "", *, costs: bool = True) -> list[str]:
-    """The lines about swaps alone: what is undecided, what the answer costs, and how engines compare.
+def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list[str]:
+    """The lines about swaps alone: what is undecided, what the answer costs, and how engines compare; none where
+    nothing was measured.
 
     `listing` is the option that lists what is undecided. Costs take as long as all else.
     """
-    lines = [_undecided(rule, listing), *([_cost(costs_of(rule))] if costs else [])]
-    lines += sms_notes((part.choice for parts in rule.parts.values() for part in parts), runs)
+    if not alone.shapes:
+        return []
+    lines = [_undecided(alone, listing), *([_cost(alone.losses)] if costs else [])]
+    if alone.may_take_sms:
+        how = "this driver may copy with SMs, unless overlap=on; kvbench probe engine tells whether it does"
+        lines.append(f"{', '.join(alone.may_take_sms)}: {how}")
     gains: dict[str, list[str]] = {}
-    for gain in gains_of(rule, runs):
+    for gain in alone.gains:
         if engine := engines().get(gain.over):
             other = engine.measured.get(gain.kind.direction)
             kind = f"{gain.kind} against {other}" if other else str(gain.kind)
             gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast(gain.ratios)}")
     parts = [f"{title} {', '.join(of_engine)}" for title, of_engine in sorted(gains.items())]
     lines += [f"Against engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
-    return [*lines, *_in_runs(rule, runs)]
+    return [*lines, *_in_runs(alone.merged_in_runs)]
 
 
-def origin(runs: Sequence[Run]) -> list[str]:
+def origin_lines(origin: Origin) -> list[str]:
     """The machine, its link, the rates of large copies, and the kind of swaps that were measured."""
-    ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in ceilings_of(runs).items()]
+    ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in origin.ceilings_gbps.items()]
     ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
-    link = link_text(runs[0])
-    return [machine_text(*runs) + (f", {link}" if link else ""), ceiling + workload_text(runs)]
+    return [", ".join(filter(None, (machine_text(origin), link_text(origin.runs[0])))), ceiling + workload_text(origin)]
 
 
-def machine_text(*runs: Run) -> str:
+def machine_text(origin: Origin) -> str:
     """The machine of these runs, and the dates of the first and the last."""
-    info = runs[0].info
-    on_host = info.device.get("kind") == "cpu"
-    host = "; all figures are copies between two host buffers, without a GPU" if on_host else ""
+    host = "; all figures are copies between two host buffers, without a GPU" if origin.on_host else ""
+    info = origin.runs[0]
     driver = info.identity.get("driver_version")
-    named = [info.device.get("title"), driver and f"driver {driver}", dates_text(runs)]
+    named = [info.device.get("title"), driver and f"driver {driver}", dates_text(origin.runs)]
     return ", ".join(short(printable(part), 80) for part in named if part) + host
 
 
-def dates_text(runs: Sequence[Run]) -> str:
+def dates_text(runs: Sequence[RunInfo]) -> str:
     """Return when the first and the last run began: "2026-11-26 to 11-27"."""
-    first, last = (end(run.info.created[:10] for run in runs) for end in (min, max))
+    first, last = (end(run.created[:10] for run in runs) for end in (min, max))
     return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
 
 
-def link_text(run: Run) -> str:
+def link_text(run: RunInfo) -> str:
     """Return the link between host and GPU as it was seen: "PCIe 5 x16"; "" where it is not known."""
-    if run.info.identity.get("link") == "c2c":
+    if run.identity.get("link") == "c2c":
         return "NVLink-C2C"
-    seen = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.info.observed]
-    known = [
-        (generation, width) for generation, width in seen if isinstance(generation, int) and isinstance(width, int)
-    ]
-    return "PCIe {} x{}".format(*max(known)) if known else ""
+    observed = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.observed]
+    links = [link for link in observed if all(isinstance(number, int) for number in link)]
+    return "PCIe {} x{}".format(*max(links)) if links else ""
 
 
-def workload_text(runs: Sequence[Run]) -> str:
+def workload_text(origin: Origin) -> str:
     """The blocks that most of the swaps behind answers move, and their caller; "hot" means the same adjacent blocks
     every time.
 
     Blocks are shuffled unless a layout is named.
     """
-    if all(run.trace for run in runs):
-        trace = runs[0].trace
-        sides = {title.split()[0].lower(): trace.get(way) for way, title in SIDES.items()}
-        swaps = " and ".join(f"{of.get('total')} {name}" for name, of in sides.items() if isinstance(of, dict))
-        return printable(f"the swaps of {trace_text(runs[0])}: {swaps}")
-    axes = workload_axes(runs)
+    if origin.trace:
+        sides = {title.split()[0].lower(): origin.trace.get(direction) for direction, title in SIDES.items()}
+        swaps = " and ".join(f"{side.get('total')} {name}" for name, side in sides.items() if isinstance(side, dict))
+        return printable(f"the swaps of {trace_text(origin.trace)}: {swaps}")
+    axes = origin.workload
     pool, reuse = axes["pool"], axes["reuse"]
     from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
@@ -243,51 +229,15 @@ def workload_text(runs: Sequence[Run]) -> str:
     return f"{blocks}, {'tight C++ loop' if pause == '0' else f'after {pause} of other work each'}"
 
 
-def planner_lines(lines: Sequence[TokenLine]) -> Iterator[str]:
-    """Yield the lines over the tokens of models: "h2d idle, warm: us = 12.3 + 2.6 x tokens (16 to 2048, ...)"."""
-    several = len({(line.model, line.tp) for line in lines}) > 1
-    for line in lines:
-        model = f"{line.model}{f' TP {line.tp}' if line.tp > 1 else ''}, " if several else ""
-        call = "warm" if line.pause == "0" else f"cold ({line.pause})"
-        seen = f"measured at {', '.join(map(str, line.measured))}" if line.measured else "all interpolated"
-        error = "" if line.error is None else f", within {math.ceil(line.error * 1000) / 10:g}%"
-        yield (
-            f"{model}{line.direction} {line.stream_state}, {call}: us = {line.us:.1f} + {line.us_per_token:.3g} x "
-            f"tokens ({ends(line.tokens, str)}, {seen}{error})"
-        )
-    if all(line.pause == "0" for line in lines):
-        yield "Cold calls, after other work of the CPU, were not measured: axis pause=0,2ms"
-
-
-def prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
-    """Yield from how many tokens on loading is faster than prefill, and what a hit of the model's tokens saves."""
-    loads = [line for line in lines if line.hit and line.stream_state == StreamState.IDLE.value]
-    if not loads:
-        yield "Load or prefill: too few sizes of loads were measured; measure them with kvbench tune and this option"
-    for line in loads:
-        call = "warm call" if line.pause == "0" else f"cold call, after {line.pause} of other work"
-        first, hit, (low, high) = line.faster_than_prefill_from_tokens, line.hit, line.tokens
-        faster = f"faster than prefill at {prefill:g} tokens/s"
-        text = f"loading is never {faster}"
-        if first and hit:
-            load_ms, prefill_ms = hit.load_us / 1e3, hit.prefill_us / 1e3
-            change = f"{'saves' if load_ms <= prefill_ms else 'costs'} {abs(prefill_ms - load_ms):.1f} ms"
-            beyond = f", extrapolated: at most {high} tokens were measured" if hit.extrapolated else ""
-            few = " (fewer were not measured)" if first < low else ""
-            text = f"loading is {faster} from {max(first, low)} tokens on{few}; a hit of {hit.tokens} tokens {change} "
-            text += f"({load_ms:.1f} in place of {prefill_ms:.1f}{beyond})"
-        yield f"{line.model}, {call}: {text}"
-
-
-def _undecided(rule: Rule, listing: str) -> str:
+def _undecided(alone: Alone, listing: str) -> str:
     """Say where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
+    rule, answers = alone.rule, alone.shapes
     stays = [str(kind) for kind, parts in rule.parts.items() if all(part.choice.backend == BATCHED for part in parts)]
     text = f"No method is told apart from {BATCHED}: {', '.join(stays)}. " if stays else ""
-    answers = answers_of(rule.shapes)
-    undecided = [one for one in answers if not one.decided]
-    few = any(len(one.measured.visits_of(one.choice)) < MIN_PAIRS for one in undecided)
+    undecided = [answer for answer in answers if not answer.decided]
+    few = any(len(answer.measured.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
     why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if few else ""
-    more_sms = sum(one.decided and bool(one.open) for one in answers)
+    more_sms = sum(answer.decided and bool(answer.open) for answer in answers)
     text += f"{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}"
     text += f"; at {more_sms} others another SM count could gain over {TIED.fraction:.0%}" if more_sms else ""
     return text + (f"; to list them, add {listing} to this command" if (undecided or more_sms) and listing else "")
@@ -296,7 +246,7 @@ def _undecided(rule: Rule, listing: str) -> str:
 def _cost(costs: Mapping[Measured, float]) -> str:
     what = "Cost against each shape's best, judged by other rounds"
     if not costs:
-        return f"{what}: {NOT_MEASURED}"
+        return f"{what}: not measured"
     by_direction: dict[Direction, list[float]] = {}
     for one, cost in costs.items():
         by_direction.setdefault(one.shape.direction, []).append(cost)
@@ -308,14 +258,6 @@ def _cost(costs: Mapping[Measured, float]) -> str:
 
 def _percent(cost: float) -> str:
     return f"{two_digits(max(cost, 0.0) * 100)}%"
-
-
-def sms_notes(choices: Iterable[Choice], runs: Sequence[Run]) -> list[str]:
-    """Return a line about choices whose copies the driver of the runs may make with SMs, none without one."""
-    driver = driver_of(runs)
-    names = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
-    how = "this driver may copy with SMs, unless overlap=on; kvbench probe engine tells whether it does"
-    return [f"{', '.join(names)}: {how}"] if names else []
 
 
 def _times_as_fast(ratios: Sequence[float]) -> str:
@@ -330,22 +272,33 @@ def three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _in_runs(rule: Rule, runs: Sequence[Run]) -> Iterator[str]:
+def _in_runs(lengths: Mapping[Direction, RunLength]) -> Iterator[str]:
     """Yield what would change if the blocks lay in contiguous runs, for an answer about shuffled blocks."""
-    if lengths := merged_from(rule, runs):
+    if lengths:
         directions: dict[int, list[str]] = {}
         for direction, length in lengths.items():
             directions.setdefault(length.blocks, []).append(direction)
         where = ", ".join(f"{blocks} blocks ({', '.join(of_length)})" for blocks, of_length in directions.items())
         gbps = ends([rate for length in lengths.values() for rate in length.gbps], two_digits)
-        sms = "" if may_take_sms(Choice(MERGED), driver_of(runs)) else ", no SMs"
+        sms = "" if any(length.may_take_sms for length in lengths.values()) else ", no SMs"
         yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s{sms}"
 
 
-def open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
+def shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Grid]:
+    """Yield the choice for every shape taken alone, those that another run could make differently, or both."""
+    if table:
+        yield _ALIKE
+        yield Grid(_SHAPES, [*map(_shape_row, alone.shapes)])
+    if open_ and alone.shapes:
+        yield from answer_lines(alone)
+        yield _OPEN
+        yield from (f"  {line}" for line in _open_points(alone.shapes) or ["nothing"])
+
+
+def _open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
     """Return the shapes whose choice is open, each with the best alternative, the largest gain first."""
-    doubts = [(answer, *min(answer.open.items(), key=lambda one: one[1].ratio)) for answer in answers if answer.open]
-    return [_doubt(*doubt) for doubt in sorted(doubts, key=lambda doubt: doubt[2].ratio)]
+    best = [(answer, *min(answer.open.items(), key=lambda item: item[1].ratio)) for answer in answers if answer.open]
+    return [_doubt(*doubt) for doubt in sorted(best, key=lambda doubt: doubt[2].ratio)]
 
 
 def _doubt(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:
@@ -355,7 +308,7 @@ def _doubt(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:
     return f"{shape.kind}, {shape.size_text}: {answer.choice.label}, or {other.label} for {cost}{interval} of the time"
 
 
-def row(answer: ShapeAnswer) -> list[str]:
+def _shape_row(answer: ShapeAnswer) -> list[str]:
     one, choice = answer.measured, answer.choice
     interval = one.interval_of(choice)
     return [
@@ -372,46 +325,33 @@ def row(answer: ShapeAnswer) -> list[str]:
     ]
 
 
-def row_model(load: Load) -> list[str]:
-    return [
-        load.kind.direction.value,
-        load.kind.stream_state.value,
-        load.choice.label,
-        f"{load.us:.0f}",
-        f"{load.gbps:.1f}",
-        f"{load.caller_us:.0f}",
-        load.nearest.shape.size_text,
-    ]
-
-
-def to_plain(advice: Advice, swaps: Sequence[ModelSwap] = (), *, costs: bool = False) -> dict[str, Any]:
-    """Return an answer, and what it says of the swaps of models, as JSON-compatible data; with `costs` what the rule
-    loses, which takes as long as all else.
-    """
-    runs, rule = advice.runs, advice.rule or Rule({})
-    info, lost = runs[0].info, costs_of(rule) if costs else {}
+def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
+    """Return an answer as JSON-compatible data; with `costs` what the rule loses, which takes as long as all else."""
+    origin, alone, models = advice.origin, advice.alone, advice.models
+    info, losses = origin.runs[0], alone.losses if costs else {}
+    loss = {"mean": round(mean(losses.values()), 4), "worst": round(max(losses.values()), 4)} if losses else None
     return {
         "kvbench": info.kvbench,
         "device": info.device.get("title"),
         "driver": info.identity.get("driver_version"),
         "created": info.created,
-        "link": link_text(runs[0]),
-        "ceiling_gbps": {way.value: round(gbps, 3) for way, gbps in ceilings_of(runs).items()},
-        "runs": [{"created": run.info.created, "command": run.info.command} for run in runs],
-        "workload": {"words": workload_text(runs), **workload_axes(runs)},
+        "link": link_text(info),
+        "ceiling_gbps": {direction.value: round(gbps, 3) for direction, gbps in origin.ceilings_gbps.items()},
+        "runs": [{"created": run.created, "command": run.command} for run in origin.runs],
+        "workload": {"words": workload_text(origin), **origin.workload},
         "situations": [answer.to_plain() for answer in advice.answers],
-        "rule": rule.to_plain(),
-        "loss": {"mean": round(mean(lost.values()), 4), "worst": round(max(lost.values()), 4)} if lost else None,
-        "gains": [gain.to_plain() for gain in gains_of(rule, runs)],
-        "merged_in_runs": {way.value: length.to_plain() for way, length in merged_from(rule, runs).items()},
-        "answers": [answer.to_plain(rule, lost) for answer in answers_of(rule.shapes)],
-        "models": [load.to_plain() for swap in swaps for load in loads_of(rule, swap)],
+        "rule": alone.rule.to_plain(),
+        "loss": loss,
+        "gains": [gain.to_plain() for gain in alone.gains],
+        "merged_in_runs": {way.value: length.to_plain() for way, length in alone.merged_in_runs.items()},
+        "answers": [answer.to_plain(alone.rule, losses) for answer in alone.shapes],
+        "models": [load.to_plain() for load in models.loads],
+        "token_lines": msgspec.to_builtins(models.lines),
     }
 
 
-def trace_text(run: Run) -> str:
+def trace_text(trace: Mapping[str, Any]) -> str:
     """The origin of the trace of a run, or, in a run that does not know it, the size of its blocks."""
-    trace = run.trace
     if origin := str(trace.get("origin") or ""):
         return short(origin)
     if not trace.get("descriptors"):

@@ -21,7 +21,8 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
-from kvbench.tune.situations import Advice, Question, advise
+from kvbench.tune.advice import Advice, advise
+from kvbench.tune.situations import Question
 from kvbench.tune.table import HEADER, OTHERS, head_of, lines_of, others_of, place_of, rows_of, use_of
 from kvbench.tune.text import answer_lines, state_table
 
@@ -43,20 +44,20 @@ def make(view: View) -> PartOrReason:
 
 def _part(views: Sequence[View], advice: Advice) -> Part:
     """The six rows, and by stream state what swaps alone take, with the code of engines beside them."""
-    rows = rows_of(advice)
+    rows = rows_of(advice.answers)
     by_direction = grouped(advice.answers, lambda answer: answer.direction)
     short = [
         f"{way}: " + "; ".join(f"{place_of(answer)}: {use_of(answer)}" for answer in answers)
         for way, answers in by_direction.items()
     ]
     tables = [_table("What to use", HEADER, rows, [*filter(None, [head_of(advice)])], views, "")]
-    if advice.rule:
-        states = state_table(advice.rule, advice.runs)
-        lines = answer_lines(advice.rule, advice.runs)
+    if advice.alone.shapes:
+        states = state_table(advice)
+        lines = answer_lines(advice.alone)
         tables.append(_table("Swaps alone, by stream state", states.header, states.rows, lines, views, states.caption))
     header, body = ("Block size", *HEADER), []
-    for size in advice.sizes_beside or [advice.question.block_bytes]:
-        body += [[bytes_size(size), *row] for row in rows_of(advice.of_size(size))]
+    for size, answers in (advice.by_size or {advice.question.block_bytes: advice.answers}).items():
+        body += [[bytes_size(size), *row] for row in rows_of(answers)]
     tables.append(_table("By block size", header, body, [*lines_of(advice)], views, ""))
     if others := others_of(advice):
         tables.append(_table("Beside steps, what else there is", OTHERS, others, [], views, ""))

@@ -17,8 +17,9 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, ceiling_in, ceilings_text, grouped, pin
+from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of, shapes_of
-from kvbench.tune.situations import Question, advise
+from kvbench.tune.situations import Question
 from kvbench.tune.table import place_of, use_of
 from kvbench.tune.text import dates_text, link_text
 
@@ -95,9 +96,9 @@ def _cliff(runs: Sequence[View]) -> str:
 
 
 _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
-    "Link": lambda runs: link_text(runs[0].run) or ABSENT,
+    "Link": lambda runs: link_text(runs[0].run.info) or ABSENT,
     "Driver": lambda runs: runs[0].driver.removeprefix("driver "),
-    "Date": lambda runs: dates_text([view.run for view in runs]),
+    "Date": lambda runs: dates_text([view.run.info for view in runs]),
     _CEILING: ceilings_text,
     "Cliff of batched h2d copies": _cliff,
 }

@@ -87,7 +87,7 @@ def _trace_text(view: View) -> str:
     trace = view.run.trace
     sides = [side for side in (trace.get("h2d"), trace.get("d2h")) if isinstance(side, dict)]
     swaps = f"{count(sum(int(side['total']) for side in sides))} swaps, " if sides else ""
-    return f"{trace_text(view.run)} ({swaps}run {view.label})"
+    return f"{trace_text(view.run.trace)} ({swaps}run {view.label})"
 
 
 def _table(view: View, direction: str, replays: Sequence[Replayed]) -> DataTable:

@@ -26,7 +26,7 @@ from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, Swa
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import convert
 from kvbench.tune.answer import shapes_of
-from kvbench.tune.candidates import Measured, sms_of
+from kvbench.tune.candidates import Measured
 from kvbench.tune.rule import fastest
 from tests.command import BRIEF, records, refused, succeeds, swept, tiny
 from tests.data.freeze import FOLDER as FROZEN
@@ -172,7 +172,7 @@ def by_default(one: Measured, copier: Copier) -> Choice:
     way = copier.engine.way_of(blocks, blocks * block_bytes, DIRECTIONS[direction], idle=idle)
     executed = copier.ways[way].choice
     measured = [choice for choice in one.every if choice.backend == executed.backend]
-    return min(measured, key=lambda choice: abs(sms_of(choice) - sms_of(executed)))
+    return min(measured, key=lambda choice: abs(choice.sms - executed.sms))
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,12 @@ from kvbench.engine import nvrtc
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run, load_run
 from kvbench.run import runner
-from kvbench.tune.answer import rule_for_all, shapes_of
+from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.search import engine_sweep
 from kvbench.tune.text import state_table
 from tests import synthetic
+from tests.answers import advice_of
 from tests.command import output
 
 KIB = 1024
@@ -226,11 +227,11 @@ def test_the_answer_has_batched_and_a_copier_from_the_run_of_the_engines_code(tm
     with_copier = run_of(tmp_path / "engines", every, lambda cell: rates.get(cell.backend) or gbps(cell))
     alone = [cell for cell in every if cell.backend in ("batched", "sm")]
     runs = [with_copier, run_of(tmp_path / "other", alone, lambda _: 54.0)]
-    table = state_table(rule_for_all(runs), runs)
+    table = state_table(advice_of(runs))
     large = dict(zip(table.header, table.rows[0], strict=True))  # of two swaps, the last
     assert [float(large[name]) for name in ("batched", "copier", "vLLM")] == pytest.approx([2517, 1258, 1049], rel=0.02)
     few = [run_of(tmp_path / "few", [cell for cell in every if cell in alone or cell.blocks == 1024], gbps)]
-    assert state_table(rule_for_all(few), few).header.count("vLLM") == 1, "no column without a figure"
+    assert state_table(advice_of(few)).header.count("vLLM") == 1, "no column without a figure"
 
 
 @pytest.mark.parametrize("name", [engine.name for engine in engines().values() if engine.takes])

@@ -21,11 +21,12 @@ from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run, load_run
 from kvbench.text import convert
-from kvbench.tune.answer import ShapeAnswer, answers_of, gains_of, rule_for_all, shapes_of
-from kvbench.tune.candidates import Measured, sms_of, typical
+from kvbench.tune.answer import ShapeAnswer, answers_of, shapes_of
+from kvbench.tune.candidates import Measured, typical
 from kvbench.tune.planner import Hit, TokenLine, token_lines
 from kvbench.tune.policies import policy_of
 from kvbench.tune.rule import KeptArms, Rule, costs_of, pick, rule_of
+from kvbench.tune.situations import Question
 from kvbench.tune.table import rows_of
 from kvbench.tune.text import state_table
 from tests import synthetic
@@ -154,7 +155,7 @@ def test_batched_copies_are_the_answer_where_nothing_is_told_apart_from_them(tmp
         for cell in cells()
     ]
     noisy = load_run(synthetic.write_run(tmp_path / "noisy", [*synthetic.ceilings(), *visits]))
-    assert {text for text, _ in texts(rule_for_all([noisy]))} == {"batched order=any"}
+    assert {text for text, _ in texts(advice_of([noisy]).alone.rule)} == {"batched order=any"}
     assert any(line.startswith("No method is told apart from batched: h2d idle.") for line in summary([noisy]))
 
 
@@ -196,7 +197,7 @@ def test_a_kernel_takes_fewer_sms_from_a_number_of_blocks_on(tmp_path: Path) -> 
         return 5.0 if cell.backend == "batched" else 50.0 * lost.get(cell.sms or 0, 1.0)
 
     run = run_of(tmp_path, rate, made)
-    (parts,) = rule_for_all([run]).parts.values()
+    (parts,) = advice_of([run]).alone.rule.parts.values()
     assert [(str(part.choice), part.blocks, part.counts) for part in parts] == [
         ("sm sms=4", (None, 256), [4]),
         ("sm sms=2", (1024, None), [2, 4]),
@@ -210,11 +211,11 @@ def test_a_count_that_no_shape_has_beside_another_is_the_default_rule(tmp_path: 
     """Small swaps have four SMs, others two: fewer may stand for more, but decide nothing between them."""
     by_rule = [cell for cell in cells() if cell.sms in (None, 4 if cell.blocks == 16 else 2)]
     run = run_of(tmp_path, crossing, by_rule)
-    rule = rule_for_all([run])
+    rule = advice_of([run]).alone.rule
     (low, high) = next(iter(rule.parts.values()))
     assert (str(low.choice), low.label) == ("sm", "sm (2 to 4 SMs, default rule)")
     assert str(high.choice) == "batched order=any"
-    assert {sms_of(rule.choices[one]) for one in low.shapes} == {2, 4}
+    assert {rule.choices[one].sms for one in low.shapes} == {2, 4}
     (table,) = policy_of(advice_of([run])).tables
     assert {table.choose(blocks, 4 * KIB) for blocks in COUNTS} == {Choice("sm")}
 
@@ -222,9 +223,9 @@ def test_a_count_that_no_shape_has_beside_another_is_the_default_rule(tmp_path: 
 def test_a_method_that_failed_or_is_not_allowed_is_not_chosen(tmp_path: Path) -> None:
     failed = [synthetic.failure(cell) for cell in cells() if cell.sms == 2]
     run = run_of(tmp_path, crossing, None, 0.001, *failed)
-    small = {str(choice) for one, choice in rule_for_all([run]).choices.items() if one.shape.block_bytes == KIB}
+    small = {str(choice) for one, choice in advice_of([run]).alone.rule.choices.items() if one.shape.block_bytes == KIB}
     assert small == {"sm sms=4"}
-    limited = rule_of(shapes_of([run], lambda choice: sms_of(choice) <= 1))
+    limited = rule_of(shapes_of([run], lambda choice: choice.sms <= 1))
     assert {str(choice) for one, choice in limited.choices.items() if one.shape.block_bytes == KIB} == {"sm sms=1"}
 
 
@@ -239,7 +240,7 @@ def test_two_runs_with_a_backend_each_are_compared_by_more_than_starts_differ(
 ) -> None:
     """Starts differ by half at most; no round has both, and that makes nothing equal."""
     runs = one_backend_each(tmp_path, lambda cell: 5.0 * times if cell.sms else 5.0)
-    (part,) = (part for parts in rule_for_all(runs).parts.values() for part in parts)
+    (part,) = (part for parts in advice_of(runs).alone.rule.parts.values() for part in parts)
     assert str(part.choice) == ("sm sms=1" if decided else "batched order=any")
     assert [other.backend for other in part.pick.compared] == ["batched" if decided else "sm"]
     assert bool(part.pick.open) is not decided
@@ -254,7 +255,7 @@ def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
     other = synthetic.write_run(tmp_path / "other", synthetic.rounds(cells()), synthetic.info("Another GPU"))
     with pytest.raises(UsageError, match="runs must be of one device and driver; these are of Another GPU"):
-        rule_for_all([run, load_run(other)])
+        advice_of([run, load_run(other)])
 
 
 def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:
@@ -299,8 +300,9 @@ def test_fresh_visits_alone_say_what_a_choice_gains() -> None:
     one, other = Choice("batched"), Choice("sm", (("sms", "2"),))
     shape = SwapShape(Direction.H2D, IDLE, 64, 16 * KIB)
     decided, fresh = ({one: dict.fromkeys(range(6), 100.0), other: dict.fromkeys(range(6), us)} for us in (50.0, 80.0))
-    assert Measured(shape, decided, decided, fresh).ratio(other, one) == pytest.approx(1.25)
-    assert Measured(shape, decided, decided).ratio(other, one) == pytest.approx(2)
+    searched, swept = Measured(shape, decided, decided, fresh), Measured(shape, decided, decided)
+    assert searched.us_of(one) / searched.us_of(other) == pytest.approx(1.25)
+    assert swept.us_of(one) / swept.us_of(other) == pytest.approx(2)
 
 
 def test_a_method_with_another_order_of_access_stands_for_none() -> None:
@@ -319,7 +321,7 @@ def test_a_line_over_tokens_begins_at_no_negative_time_and_within_what_was_measu
     kernels = [Cell("sm", *shape, sms=1, **places) for shape in shapes]
     run = run_of(tmp_path, lambda cell: cell.swap_bytes / (0.01 * cell.blocks**1.5) / 1e3, [*copies, *kernels])
     asked: ModelChoice = convert({"models": ["llama-3-8b"], "tokens": 375}, ModelChoice)
-    (line,) = token_lines([run], lambda _: True, asked.swaps(), 1e5)
+    (line,) = token_lines([run], lambda _: True, Question(swaps=asked.swaps(), prefill_tokens_per_s=1e5))
     assert (line.us, line.tokens) == (0, (19, 375))
     assert line.us_per_token > 0
     hits = [line.beside_prefill(1e5, tokens).hit for tokens in (375, 376)]
@@ -335,7 +337,7 @@ def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:
 def test_the_answer_is_a_table_of_directions_and_states(tmp_path: Path) -> None:
     """States with one choice share a row; figures are those of the shapes nearest to a model's swaps."""
     run = run_of(tmp_path, crossing, cells(*Direction, states=(IDLE, SUSTAINED)))
-    table = state_table(rule_for_all([run]), [run])
+    table = state_table(advice_of([run]))
     assert [row[:2] for row in table.rows] == [["h2d", "idle, sustained"], ["d2h", "idle, sustained"]]
     assert table.rows[0][2] == "sm (2 SMs) up to 16 KiB; batched from 64 KiB"
     assert table.header[3:7] == ["16 x 16 KiB, us", "batched", "256 x 16 KiB, us", "batched"]
@@ -345,7 +347,7 @@ def test_the_answer_is_a_table_of_directions_and_states(tmp_path: Path) -> None:
     assert (small, batched) == pytest.approx((16 * 16 * KIB / 50e3, 16 * 16 * KIB / 5e3), rel=0.02)
     uneven = [cell for cell in cells(*Direction) if cell.direction is Direction.H2D or cell.blocks == 16]
     run = run_of(tmp_path / "uneven", crossing, uneven)
-    assert state_table(rule_for_all([run]), [run]).rows[1][5:7] == ["-", "-"], "no large swap"
+    assert state_table(advice_of([run])).rows[1][5:7] == ["-", "-"], "no large swap"
 
 
 def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -> None:
@@ -359,7 +361,7 @@ def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -
     kernels = [replace(cell, backend="vllm_triton", sms=12) for cell in both if cell.sms == 1]
     records = [*synthetic.ceilings(), *synthetic.rounds([*both, *copies, *kernels], rate, noise=0.001)]
     run = load_run(synthetic.write_run(tmp_path / "run", records, synthetic.info(backends=[VLLM])))
-    of_vllm = {gain.kind.direction: gain for gain in gains_of(rule_for_all([run]), [run]) if gain.over == "vllm"}
+    of_vllm = {gain.kind.direction: gain for gain in advice_of([run]).alone.gains if gain.over == "vllm"}
     assert sorted(of_vllm[Direction.D2H].ratios) == pytest.approx([2.0] * 15, rel=0.01)
     assert sorted(of_vllm[Direction.H2D].ratios) == pytest.approx([2.0] * 6 + [5.0] * 9, rel=0.01)
     (line,) = (line for line in summary([run]) if line.startswith("Against engines' code"))
@@ -376,7 +378,7 @@ def test_a_store_that_is_not_the_default_of_its_engine_is_named(tmp_path: Path) 
         *synthetic.rounds([*both, *kernels], lambda cell: 10.0 if cell.sms == 4 else 50.0),
     ]
     run = load_run(synthetic.write_run(tmp_path / "run", records, synthetic.info(backends=[facts])))
-    caption = state_table(rule_for_all([run]), [run]).caption
+    caption = state_table(advice_of([run])).caption
     assert "SGLang: the method it takes there. SGLang d2h: its kernel (layer_first)." in caption
     (line,) = (line for line in summary([run]) if line.startswith("Against engines' code"))
     assert "SGLang d2h idle against its kernel (layer_first) 5x" in line
@@ -413,7 +415,7 @@ def test_a_gain_over_an_engine_is_of_the_run_that_measured_both(tmp_path: Path) 
         )
         for name, made, sm in (("engine", with_engine, 20.0), ("other", others, 45.0))
     ]
-    gains = [gain for gain in gains_of(rule_for_all(runs), runs) if gain.over == "vllm"]
+    gains = [gain for gain in advice_of(runs).alone.gains if gain.over == "vllm"]
     assert [ratio for gain in gains for ratio in gain.ratios] == pytest.approx([2.0] * 2, rel=0.01), "where it copies"
 
 
@@ -444,7 +446,7 @@ def test_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
     page = (run.path / "report" / "report.md").read_text().replace("**", "").replace("\N{NO-BREAK SPACE}", " ")
     shown = output("show", run.path)
-    assert all(cell in page and cell in shown for row in rows_of(advice_of([run])) for cell in row)
+    assert all(cell in page and cell in shown for row in rows_of(advice_of([run]).answers) for cell in row)
 
 
 def test_a_model_is_answered_from_the_nearest_shapes_in_its_unit(tmp_path: Path) -> None:
@@ -564,7 +566,7 @@ def test_methods_that_took_turns_share_what_moves_the_machine(tmp_path: Path) ->
             samples = msgspec.structs.replace(made.samples, event_us=moved)
             visits.append(msgspec.structs.replace(made, samples=samples, group=group and f"{group}-{number}"))
         run = load_run(synthetic.write_run(tmp_path / str(group), visits))
-        choices.append(str(next(iter(rule_for_all([run]).choices.values()))))
+        choices.append(str(next(iter(advice_of([run]).alone.rule.choices.values()))))
     assert choices == ["sm sms=2", "sm sms=4"]
 
 

@@ -20,7 +20,8 @@ from kvbench.errors import UsageError
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Run, Visit, load_run
-from kvbench.tune.situations import Advice, Answer, Question
+from kvbench.tune.advice import Advice
+from kvbench.tune.situations import Answer, Question
 from kvbench.tune.table import others_of, rows_of
 from tests import synthetic
 from tests.answers import advice_of
@@ -200,7 +201,7 @@ def test_a_situation_is_answered_by_its_own_run_alone(tmp_path: Path) -> None:
     advice = advice_of([run])
     assert answer(advice, Situation.ALONE).none == "not measured: kvbench sweep engine"
     assert answer(advice, PREFILL).none == "not measured: kvbench sweep beside"
-    assert [row[:2] for row in rows_of(advice)] == [["d2h", "nothing"], ["d2h", "decode"], ["d2h", "prefill"]]
+    assert [row[:2] for row in rows_of(advice.answers)] == [["d2h", "nothing"], ["d2h", "decode"], ["d2h", "prefill"]]
     of_prefill = advice_of([stores(tmp_path / "prefill", Neighbour.PREFILL)])
     assert answer(of_prefill, PREFILL).use is not None
     assert answer(of_prefill, DECODE).use is None

@@ -13,11 +13,12 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.results import Run, load_run
-from kvbench.tune.answer import answers_of, gains_of, rule_for_all, shapes_of
+from kvbench.tune.advice import origin_of
+from kvbench.tune.answer import answers_of, shapes_of
 from kvbench.tune.candidates import PARTS, parts_of, swaps_of_trace
 from kvbench.tune.text import workload_text
 from tests import synthetic
-from tests.answers import summary
+from tests.answers import advice_of, summary
 
 SPEC: Mapping[str, Any] = {"trace": {"path": "/somewhere/hour.gz", "h2d": {"total": 400}, "d2h": {"total": 900}}}
 KIB = 1024
@@ -66,10 +67,10 @@ def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(run: Run) -> None:
         assert answer.choice.backend == "merged"
         assert answer.decided
         assert answer.measured.gbps_of(answer.choice) == pytest.approx(52.0, rel=0.01)
-    (gain,) = (gain for gain in gains_of(rule_for_all([run]), [run]) if gain.over == "batched")
+    (gain,) = (gain for gain in advice_of([run]).alone.gains if gain.over == "batched")
     assert list(gain.ratios) == pytest.approx([10.4] * len(answers), rel=0.01)
     assert answers[0].measured.shape.blocks < answers[-1].measured.shape.blocks
-    assert workload_text([run]) == "the swaps of a trace: 400 loads and 900 stores"
+    assert workload_text(origin_of([run])) == "the swaps of a trace: 400 loads and 900 stores"
     assert any(line.startswith("h2d alone: merged; ") for line in summary([run]))
 
 
@@ -80,7 +81,7 @@ def test_replays_of_different_swaps_are_refused(tmp_path: Path) -> None:
         for name, backend, spec in (("one", "merged", SPEC), ("two", "sm", other))
     ]
     with pytest.raises(UsageError, match=r"different swaps, of day\.gz and hour\.gz; give runs of one trace and seed"):
-        rule_for_all(runs)
+        advice_of(runs)
 
 
 def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
@@ -93,4 +94,4 @@ def test_a_replay_whose_swaps_all_failed_leaves_nothing_to_choose(tmp_path: Path
     replays = [replayed(name, 40.0) for name in ("merged", "sm")]
     failed = [synthetic.failure(visits[0].cell, kind="mismatch") for visits in replays]
     with pytest.raises(UsageError, match="nothing to choose from"):
-        rule_for_all([run_of(tmp_path, *replays[0], *replays[1], *failed)])
+        advice_of([run_of(tmp_path, *replays[0], *replays[1], *failed)])
