@@ -81,10 +81,6 @@ def lines_of(items: Sequence[Text]) -> list[str]:
     return [plain(item) for item in items]
 
 
-def findings_of(part: Part) -> list[str]:
-    return lines_of(part.findings)
-
-
 def page_of(report: Report) -> str:
     """Return the page of a report with empty drawings, which take long."""
     blank = b'<svg xmlns="http://www.w3.org/2000/svg"></svg>'

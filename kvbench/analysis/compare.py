@@ -37,7 +37,7 @@ MAD_TO_SIGMA: Final = 1.4826
 
 
 def median_interval(samples: Samples) -> tuple[float, float]:
-    """Return the interval that contains the true median with at least 95% confidence, from the binomial distribution.
+    """The interval that contains the true median with at least 95% confidence, from the binomial distribution.
 
     Both ends are samples. With fewer than 6 samples there is no interval, and the result is (-inf, inf).
     Raises ValueError if `samples` is empty.
@@ -47,13 +47,13 @@ def median_interval(samples: Samples) -> tuple[float, float]:
 
 
 def known_interval(medians: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median of some visits, NaN where they are too few for one."""
+    """The interval of the median of some visits, NaN where they are too few for one."""
     low, high = median_interval(medians) if len(medians) else (-math.inf, math.inf)
     return (low, high) if math.isfinite(low) else (math.nan, math.nan)
 
 
 def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
-    """Return a mask of the values more than `OUTLIER_SIGMAS` robust standard deviations (MAD) from their median.
+    """A mask of the values more than `OUTLIER_SIGMAS` robust standard deviations (MAD) from their median.
 
     `values` is the concatenation of non-empty groups of `counts` values. Outliers are marked, never dropped. A group
     has no outliers if more than half of its values are equal, or if it has fewer than six values.
@@ -67,7 +67,7 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
 
 
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
-    """Return the quartiles of many groups, of shape (groups,) each: lower, median, upper.
+    """The quartiles of many groups, of shape (groups,) each: lower, median, upper.
 
     `values` is the concatenation of groups of `counts` values. NaN are left out; a group of nothing else has none.
     """
@@ -88,7 +88,7 @@ def _counts_known(values: Floats, counts: Counts) -> Counts:
 
 @lru_cache(maxsize=4096)
 def interval_rank(count: int, confidence: float = CONFIDENCE) -> int | None:
-    """Return the largest r for which [x_(r), x_(n-1-r)], counted from 0, covers the median, or None.
+    """The largest r for which [x_(r), x_(n-1-r)], counted from 0, covers the median, or None.
 
     The coverage is 1 - 2 P(B <= r) with B binomial (n, 1/2), by the normal approximation for more than a few hundred
     samples.
@@ -100,7 +100,7 @@ def interval_rank(count: int, confidence: float = CONFIDENCE) -> int | None:
 
 
 def rank_of(ways: Sequence[int], confidence: float) -> int | None:
-    """Return the largest k with P(statistic <= k) <= (1 - confidence) / 2, or None; `ways` are by value, from 0 on."""
+    """The largest k with P(statistic <= k) <= (1 - confidence) / 2, or None; `ways` are by value, from 0 on."""
     allowed = (1 - confidence) / 2 * sum(ways)
     below, rank = 0, -1
     while below + ways[rank + 1] <= allowed:
@@ -110,18 +110,18 @@ def rank_of(ways: Sequence[int], confidence: float) -> int | None:
 
 
 def middle_of(values: Floats) -> float:
-    """Return the median of the finite values, NaN without any."""
-    known = values[np.isfinite(values)]
-    return middle_of_sorted(np.sort(known)) if known.size else math.nan
+    """The median of the finite values, NaN without any."""
+    finite = values[np.isfinite(values)]
+    return middle_of_sorted(np.sort(finite)) if finite.size else math.nan
 
 
 def middle_of_sorted(ordered: Floats) -> float:
-    """Return the median of ascending values, in a tenth of the time of numpy's for few."""
+    """The median of ascending values, in a tenth of the time of numpy's for few."""
     return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def ends_at(ordered: Floats, rank: int | None) -> tuple[float, float]:
-    """Return the values at `rank` from the beginning and from the end; (-inf, inf) without a rank."""
+    """The values at `rank` from the beginning and from the end; (-inf, inf) without a rank."""
     return (-math.inf, math.inf) if rank is None else (float(ordered[rank]), float(ordered[-1 - rank]))
 
 
@@ -155,7 +155,7 @@ class MedianInTurn(float):
 
 
 def medians_in_turn(arms: Sequence[Samples]) -> list[MedianInTurn]:
-    """Return the medians of arms whose samples were taken in turn: sample k of one beside sample k of the others.
+    """The medians of arms whose samples were taken in turn: sample k of one beside sample k of the others.
 
     What the machine does to all samples of a tuple cancels in the log of their ratio. An arm has more in common within
     a visit, such as its memory, so that the median of a visit counts as one pair (`tests/simulate_pairs.py` says how
@@ -164,18 +164,19 @@ def medians_in_turn(arms: Sequence[Samples]) -> list[MedianInTurn]:
     times = np.array(arms, dtype=np.float64)
     logs = np.log(np.where(times > 0, times, np.nan))
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of arms without a tuple in common
-        middle = np.nanmedian if np.isnan(logs).any() else np.median  # of which the first takes many times as long
+        # nanmedian takes many times as long as median.
+        middle = np.nanmedian if np.isnan(logs).any() else np.median
         ratios = middle(logs[None] - logs[:, None], axis=2)
     medians = []
     for number, of_arm in enumerate(times):
-        one = MedianInTurn(middle_of(of_arm))
-        one.arm, one.ratios = number, ratios
-        medians.append(one)
+        median_us = MedianInTurn(middle_of(of_arm))
+        median_us.arm, median_us.ratios = number, ratios
+        medians.append(median_us)
     return medians
 
 
 def log_ratio(base: float, other: float) -> float:
-    """Return the log of the time of one arm over that of another in a round: tuple by tuple if taken in turn."""
+    """The log of the time of one arm over that of another in a round: tuple by tuple if taken in turn."""
     if isinstance(base, MedianInTurn) and isinstance(other, MedianInTurn) and base.ratios is other.ratios:
         ratio = float(base.ratios[base.arm, other.arm])
         if not math.isnan(ratio):
@@ -223,7 +224,7 @@ def compare_visits(base: Visits, other: Visits, margin: Margin) -> Comparison:
 
 
 def log_ratios(base: Visits, other: Visits) -> list[float]:
-    """Return the logs of the times of one arm over those of another, for the rounds that measured both, in order."""
+    """The logs of the times of one arm over those of another, for the rounds that measured both, in order."""
     return [log_ratio(base[number], other[number]) for number in sorted(base.keys() & other.keys())]
 
 
@@ -246,7 +247,7 @@ def compare_over(shapes: Sequence[Sequence[float]], margin: Margin) -> Compariso
 
 
 def _round_means(shapes: Sequence[Sequence[float]], rounds: int) -> Floats:
-    """Return the mean over shapes for each of `rounds`; shapes with more visits share them out in their order."""
+    """The mean over shapes for each of `rounds`; shapes with more visits share them out in their order."""
     rows = [
         logs if len(logs) == rounds else [float(np.mean(part)) for part in np.array_split(logs, rounds)]
         for logs in shapes
@@ -256,18 +257,20 @@ def _round_means(shapes: Sequence[Sequence[float]], rounds: int) -> Floats:
 
 
 def _students_reach(shapes: Sequence[Sequence[float]], means: Sequence[float]) -> float:
-    """Return half of the 95% interval of the mean over shapes, inf with fewer than `MIN_PAIRS` values to go by."""
+    """Half of the 95% interval of the mean over shapes, inf with fewer than `MIN_PAIRS` values to go by."""
     freedom = sum(len(logs) - 1 for logs in shapes)
     if freedom < MIN_PAIRS - 1:
         return math.inf
-    squares = math.fsum((log - mean) ** 2 for logs, mean in zip(shapes, means, strict=True) for log in logs)
+    squares: list[float] = []
+    for logs, mean in zip(shapes, means, strict=True):
+        squares += [(log - mean) ** 2 for log in logs]
     of_mean = math.fsum(1 / len(logs) for logs in shapes) / len(shapes) ** 2
-    return _students_quantile(freedom) * math.sqrt(squares / freedom * of_mean)
+    return _students_quantile(freedom) * math.sqrt(math.fsum(squares) / freedom * of_mean)
 
 
 @lru_cache(maxsize=256)
 def _students_quantile(freedom: int) -> float:
-    """Return the 97.5% quantile of Student's distribution, by the expansion of Cornish and Fisher (within 0.2% from
+    """The 97.5% quantile of Student's distribution, by the expansion of Cornish and Fisher (within 0.2% from
     five degrees of freedom on).
     """
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
@@ -281,13 +284,13 @@ def _students_quantile(freedom: int) -> float:
 
 
 def mean_comparison(comparisons: Sequence[Comparison], margin: Margin) -> Comparison:
-    """Return the comparison over several shapes that were compared apart, as if all of them erred to the same side.
+    """The comparison over several shapes that were compared apart, as if all of them erred to the same side.
 
     What sets two starts of kvbench apart may well move every shape alike, so that more shapes make nothing surer.
     """
-    ends = ([one.ratio for one in comparisons], [one.low for one in comparisons], [one.high for one in comparisons])
+    ratios, lows, highs = zip(*((each.ratio, each.low, each.high) for each in comparisons), strict=True)
     with np.errstate(divide="ignore"):  # the log of 0, where the visits are too few for an interval
-        centre, low, high = (float(np.mean(np.log(values))) for values in ends)
+        centre, low, high = (float(np.mean(np.log(values))) for values in (ratios, lows, highs))
     return _judged(centre, low, high, margin)
 
 
@@ -307,7 +310,7 @@ def compare_apart(base: Samples, other: Samples, margin: Margin, between: float 
 
 
 def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
-    """Return the centre of paired log ratios and the ends of its interval; (-inf, inf) with too few pairs.
+    """The centre of paired log ratios and the ends of its interval; (-inf, inf) with too few pairs.
 
     With many pairs this is the interval of their median.
     """
@@ -321,14 +324,16 @@ def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float
 
 
 def interval_over_starts(values: Sequence[float], starts: Sequence[object]) -> tuple[float, float, float]:
-    """Return the centre of the values of visits and the ends of its interval; (-inf, inf) with too few visits.
+    """The centre of the values of visits and the ends of its interval; (-inf, inf) with too few visits.
 
     Visits of one start of a worker agree more closely than starts do: the interval contains the centres of all starts.
     """
     visits = np.asarray(values, dtype=np.float64)
     centre, low, high = paired_interval(visits)
-    of_start = [[value for value, of in zip(visits, starts, strict=True) if of == start] for start in set(starts)]
-    centres = [paired_interval(np.array(each))[0] for each in of_start]
+    centres = []
+    for start in set(starts):
+        of_start = [value for value, its_start in zip(visits, starts, strict=True) if its_start == start]
+        centres.append(paired_interval(np.array(of_start))[0])
     return centre, min(low, *centres), max(high, *centres)
 
 
@@ -369,7 +374,7 @@ def _pairs_of(count: int) -> tuple[Counts, Counts]:
 
 
 def verdict_of(low: float, high: float, margin: float) -> Verdict:
-    """Return the verdict for an interval of log ratios of times; `margin` is a log ratio too."""
+    """The verdict for an interval of log ratios of times; `margin` is a log ratio too."""
     if high < -margin:
         return Verdict.FASTER
     if low > margin:
@@ -378,16 +383,18 @@ def verdict_of(low: float, high: float, margin: float) -> Verdict:
 
 
 def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
-    """Return the arm with the smallest median and all arms that are not SLOWER than it, each with its verdict.
+    """The arm with the smallest median and all arms that are not SLOWER than it, each with its verdict.
 
     The fastest arm comes first, with the verdict SAME. Raises ValueError for times that are not positive; no arm must
     be empty.
     """
-    ordered = sorted(arms, key=lambda name: (median(arms[name].values()), name))
-    verdicts = {name: compare_visits(arms[ordered[0]], arms[name], margin).verdict for name in ordered[1:]}
-    return {ordered[0]: Verdict.SAME} | {
-        name: verdict for name, verdict in verdicts.items() if verdict is not Verdict.SLOWER
-    }
+    fastest, *others = sorted(arms, key=lambda name: (median(arms[name].values()), name))
+    verdicts = {fastest: Verdict.SAME}
+    for name in others:
+        verdict = compare_visits(arms[fastest], arms[name], margin).verdict
+        if verdict is not Verdict.SLOWER:
+            verdicts[name] = verdict
+    return verdicts
 
 
 def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[int, str | None]:
@@ -404,7 +411,7 @@ def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[in
 
 
 def by_chance(comparisons: int) -> int:
-    """Return the expected number of FASTER and SLOWER verdicts among comparisons of equal things, rounded up."""
+    """The expected number of FASTER and SLOWER verdicts among comparisons of equal things, rounded up."""
     return math.ceil(round(comparisons * (1 - CONFIDENCE), 9))
 
 

@@ -43,7 +43,7 @@ class Cliff:
 def find_cliff(
     sizes: Sequence[int], gbps: Sequence[float], low: Sequence[float], high: Sequence[float]
 ) -> Cliff | None:
-    """Return the jump between consecutive points of a curve with the largest excess over the ratio of sizes, or None.
+    """The jump between consecutive points of a curve with the largest excess over the ratio of sizes, or None.
 
     `sizes` are unique block sizes in bytes, in any order, for one number of blocks; `gbps` and its interval [`low`,
     `high`] belong to them. A jump must be at least `MIN_HEIGHT`, and its intervals must not overlap. On a rise, even
@@ -63,7 +63,7 @@ def find_cliff(
 
 
 def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) -> int | None:
-    """Return the smallest SM count within `KNEE` of the best GB/s, or None if GB/s still rise at the end.
+    """The smallest SM count within `KNEE` of the best GB/s, or None if GB/s still rise at the end.
 
     `low` are the lower ends of the intervals of `gbps`; an SM count whose interval reaches below the limit is skipped.
     """
@@ -87,7 +87,7 @@ class QueueKnee:
 
 
 def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
-    """Return the first depth at which a submission is slower than on a shallow queue by `QUEUE_KNEE`, or None.
+    """The first depth at which a submission is slower than on a shallow queue by `QUEUE_KNEE`, or None.
 
     `times` are submission times by the number of swaps queued before it. The `SHALLOW` smallest depths are the shallow
     queue; its time in a round is the longer of theirs, as a second swap can take twice as long as the first.
@@ -108,8 +108,9 @@ def pareto_edge(gains: Sequence[float], costs: Sequence[float]) -> list[bool]:
     """Return, for each item, whether it is on the Pareto edge: no other item gains as much at a lower cost, or more at
     the same or a lower cost.
     """
-    both = list(zip(gains, costs, strict=True))
-    return [
-        not any(other >= gain and price <= cost and (other, price) != (gain, cost) for other, price in both)
-        for gain, cost in both
-    ]
+    items = list(zip(gains, costs, strict=True))
+
+    def beats(better: tuple[float, float], item: tuple[float, float]) -> bool:
+        return better[0] >= item[0] and better[1] <= item[1] and better != item
+
+    return [not any(beats(better, item) for better in items) for item in items]

@@ -16,7 +16,7 @@ class Margin:
     least: float = 0.0
 
     def allowed(self, *figures: float) -> float:
-        """Return the largest difference of such figures that counts as the same, in their unit."""
+        """The largest difference of such figures that counts as the same, in their unit."""
         return max(self.least, self.fraction * max(map(abs, figures)))
 
 
@@ -57,7 +57,7 @@ QUEUE_KNEE: Final = Margin(1.0, "on some drivers, a submission after a few swaps
 
 
 def between_runs(base_us: float, *, inline: bool) -> Margin:
-    """Return the margin of two runs that were not made in turn, for a cell that took `base_us` in the first.
+    """The margin of two runs that were not made in turn, for a cell that took `base_us` in the first.
 
     `inline` cells are copied by the CPU in both.
     """

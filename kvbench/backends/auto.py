@@ -71,7 +71,7 @@ def copier_for(
     pace_gbps: float | None = None,
     beside: Situation = Situation.ALONE,
 ) -> Copier:
-    """Return a copier by these policies: for each direction, the first that has a table serves, for lists `beside` a
+    """A copier by these policies: for each direction, the first that has a table serves, for lists `beside` a
     step where a call does not say.
 
     It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
@@ -108,7 +108,7 @@ def serves(policies: Sequence[Policy], situation: Situation) -> bool:
 def _serving(
     policies: Sequence[Policy], direction: Direction, state: StreamState, situation: Situation
 ) -> list[tuple[Policy, Table]]:
-    """Return the first policy that has a table, and that; or nothing.
+    """The first policy that has a table, and that; or nothing.
 
     Where a step has a table for one direction alone, defaults serve the other.
     """
@@ -143,7 +143,7 @@ class _Ways:
         self.made: list[CopyWay] = []
 
     def index(self, policy: Policy, table: Table, block_bytes: int, blocks: int) -> int:
-        """Return the index in `made` of what a table of a policy chooses at a point."""
+        """The index in `made` of what a table of a policy chooses at a point."""
         wanted = policy.choose(table, blocks, block_bytes)
         choice = self._served(wanted)
         plain = Cell(choice.backend, table.direction, blocks, block_bytes, pool_bytes=SCATTERED_FROM_BYTES)
@@ -261,7 +261,7 @@ class Auto(Backend):
 
 
 def _tables_for(request: SwapRequest) -> int:
-    """Return which tables serve a swap: those of what it runs beside, or of swaps alone where there are none."""
+    """Which tables serve a swap: those of what it runs beside, or of swaps alone where there are none."""
     situation = request.cell.situation or Situation.ALONE
     return TABLES_OF[situation] if request.policy and serves([request.policy], situation) else 0
 

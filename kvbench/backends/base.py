@@ -109,15 +109,15 @@ class Backend(Protocol):
         """One line for `kvbench list backends`."""
 
     def axes(self, device: DeviceFacts, /) -> frozenset[str]:
-        """Return the optional axes that this backend supports on `device`."""
+        """The optional axes that this backend supports on `device`."""
 
     def unavailable(self, device: DeviceFacts, /) -> str | None:
-        """Return why it cannot run on `device`, or None if it can; the default can run everywhere."""
+        """Why it cannot run on `device`, or None if it can; the default can run everywhere."""
         del device
         return None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        """Return the swap of `request`, ready to be submitted repeatedly."""
+        """The swap of `request`, ready to be submitted repeatedly."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,13 @@ class BrokenBackend:
 
 @cache
 def backend_named(name: str) -> Backend | None:
-    """Return an installed backend, loaded once; a BrokenBackend if it fails to load, None for an unknown name."""
+    """An installed backend, loaded once; a BrokenBackend if it fails to load, None for an unknown name."""
     known, _ = installed()
     return _load(known[name]) if name in known else None
 
 
 def is_own(name: str) -> bool:
-    """Return whether an installed backend comes with kvbench."""
+    """Whether an installed backend comes with kvbench."""
     return installed()[0][name].own
 
 
@@ -166,7 +166,7 @@ def _load(registration: Installed) -> Backend:
 
 
 def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFacts:
-    """Return the facts that the plan needs about a backend on `device`; a backend that fails is unavailable.
+    """The facts that the plan needs about a backend on `device`; a backend that fails is unavailable.
 
     Without `tried`, the backend counts as available: to find out can take seconds.
     """

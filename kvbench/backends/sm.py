@@ -49,7 +49,7 @@ class KernelShape:
         return stages * (self.piece_bytes + _LINE_BYTES) + -(-stages * _BARRIER_BYTES // _LINE_BYTES) * _LINE_BYTES
 
     def fitted(self, shared_bytes: int) -> "KernelShape | None":
-        """Return the shape with as many of its warps as fit into `shared_bytes`, or None if not even one fits."""
+        """The shape with as many of its warps as fit into `shared_bytes`, or None if not even one fits."""
         fewer = (replace(self, warps=warps) for warps in range(self.warps, 0, -1))
         return next((shape for shape in fewer if shape.shared_bytes <= shared_bytes), None)
 

@@ -56,5 +56,5 @@ class Staged(Backend):
 
 
 def page_shape(device: Device, cell: Cell, largest_bytes: int, address_bits: int) -> KernelShape:
-    """Return the shape of the kernel, as of `shape_on`: no block of it waits for the link, in either direction."""
+    """The shape of the kernel, as of `shape_on`: no block of it waits for the link, in either direction."""
     return shape_on(device, replace(cell, direction=Direction.H2D), largest_bytes, address_bits)

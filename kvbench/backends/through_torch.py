@@ -26,7 +26,7 @@ class TorchStream:
         self._known: dict[int, Any] = {}
 
     def __call__(self, handle: int) -> Any:
-        """Return the context in which the stream is current."""
+        """The context in which the stream is current."""
         if handle not in self._known:
             self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
         return self.torch.cuda.stream(self._known[handle])
@@ -89,7 +89,7 @@ class _OnDevice:
 
 
 def host_bytes(address: int, shape: tuple[int, ...]) -> Any:
-    """Return a tensor of bytes at an address of the host."""
+    """A tensor of bytes at an address of the host."""
     import torch
 
     memory = (ctypes.c_uint8 * int(np.prod(shape))).from_address(address)
@@ -108,7 +108,7 @@ def pools_of(request: SwapRequest, shape: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def ids_of_rows(addresses: "Addresses", start: int, row_bytes: int) -> NDArray[np.int64]:
-    """Return the numbers of rows that lie whole rows behind `start`; raises KvbenchError for others."""
+    """The numbers of rows that lie whole rows behind `start`; raises KvbenchError for others."""
     offsets = addresses - np.uint64(start)
     if (offsets % np.uint64(row_bytes)).any():
         raise KvbenchError("the rows of a gather must lie whole rows apart")

@@ -45,7 +45,7 @@ class Triton:
 
 
 def words_of(row_bytes: int) -> tuple[int, int, int]:
-    """Return the bytes that addresses of rows are multiples of, those of a word, and the lanes that hold a row."""
+    """The bytes that addresses of rows are multiples of, those of a word, and the lanes that hold a row."""
     alignment = next(size for size in (16, 4, 1) if row_bytes % size == 0)
     word_bytes = min(alignment, 8)
     return alignment, word_bytes, 1 << (row_bytes // word_bytes - 1).bit_length()

@@ -165,7 +165,7 @@ class Slots(NamedTuple):
 
 
 def slots_of(memory: str | None) -> Slots | None:
-    """Return the slots of host memory that is registered in them, None for other memory; raises ValueError."""
+    """The slots of host memory that is registered in them, None for other memory; raises ValueError."""
     match = re.fullmatch(r"slots-(\S+)x(\d{1,3})", memory or "")
     return Slots(parse_size(match[1]), int(match[2])) if match else None
 
@@ -182,7 +182,7 @@ PACES_GBPS: Final = (0.1, 1000.0)  # the lowest and the highest
 
 
 def pace_of(text: str) -> Pace | None:
-    """Return the pace that a value of the axis names, None for none; raises ValueError."""
+    """The pace that a value of the axis names, None for none; raises ValueError."""
     low, high = PACES_GBPS
     match = re.fullmatch(r"(\d{1,4}(?:\.\d{1,2})?)(GB/s|%)", text)
     value = float(match[1]) if match else 0.0
@@ -362,7 +362,7 @@ class Axis:
 
 
 def whole(lowest: int, highest: int, zero: str = "") -> Callable[[str], int]:
-    """Return a function that reads a whole number in a range, or the word `zero`, if there is one, as 0."""
+    """A function that reads a whole number in a range, or the word `zero`, if there is one, as 0."""
 
     def read(text: str) -> int:
         if zero and text == zero:
@@ -376,7 +376,7 @@ def whole(lowest: int, highest: int, zero: str = "") -> Callable[[str], int]:
 
 
 def zero_as(word: str, write: Callable[[AxisValue], str] = str) -> Callable[[AxisValue], str]:
-    """Return a function that writes 0 as `word`, and other values with `write`."""
+    """A function that writes 0 as `word`, and other values with `write`."""
     return lambda value: word if value == 0 else write(value)
 
 

@@ -31,7 +31,7 @@ STEPS: Final = (Neighbour.IDLE, Neighbour.DECODE)
 
 
 def layer_blocks(cell: Cell) -> list[int]:
-    """Return the blocks of each swap of `cell`, in order; they are consecutive descriptors. `unfit` returns None."""
+    """The blocks of each swap of `cell`, in order; they are consecutive descriptors. `unfit` returns None."""
     if cell.sequence.startswith(AT_ONCE):
         return [cell.blocks]
     kinds = cell.sides[0].tensors(cell.blocks)
@@ -42,12 +42,12 @@ def layer_blocks(cell: Cell) -> list[int]:
 
 
 def layer_tensors(cell: Cell) -> int:
-    """Return the tensors of a layer, such as K and V; 0 for a pattern without as many tensors as layers."""
+    """The tensors of a layer, such as K and V; 0 for a pattern without as many tensors as layers."""
     return sum(kind.count for kind in cell.sides[0].tensors(cell.blocks)) // cell.layers
 
 
 def unfit(cell: Cell) -> str | None:
-    """Return why the layers of `cell` cannot be swapped, or wait, as it says, or a trace replayed; None if they can."""
+    """Why the layers of `cell` cannot be swapped, or wait, as it says, or a trace replayed; None if they can."""
     if cell.sequence == TRACE:
         alone = cell.neighbour == Neighbour.NONE and cell.devices == 1 and not cell.pause_us
         return None if alone else "a trace is replayed without a neighbour and a pause, on one device"
@@ -101,7 +101,7 @@ SCATTERED_FROM_BYTES: Final = 1 << 30
 
 
 def sets_of(cell: Cell, submissions: int, arms: int = 1) -> int:
-    """Return the number of different sets of blocks that `submissions` consecutive swaps of `cell` go through.
+    """The number of different sets of blocks that `submissions` consecutive swaps of `cell` go through.
 
     Fresh blocks repeat once enough other blocks were swapped to evict them from all caches, or earlier if the pool is
     too small for that many sets. Beside a neighbour and on several devices, swaps go on until the time is up, however
@@ -116,17 +116,17 @@ def sets_of(cell: Cell, submissions: int, arms: int = 1) -> int:
 
 
 def most_sets(cell: Cell) -> int:
-    """Return the maximum number of sets of blocks for swaps of `cell` that only time limits."""
+    """The maximum number of sets of blocks for swaps of `cell` that only time limits."""
     return max(1, MOST_DESCRIPTORS // (cell.blocks + DESCRIPTORS_OF_A_SET))
 
 
 def region_bytes(cell: Cell, submissions: int) -> int:
-    """Return the bytes on each side that `submissions` swaps of `cell` are spread over."""
+    """The bytes on each side that `submissions` swaps of `cell` are spread over."""
     return cell.pool_bytes or cell.dense_bytes * sets_of(cell, submissions)
 
 
 def opposite_of(cell: Cell) -> Cell:
-    """Return the swaps of the other direction beside `cell`: as fresh, and scattered where the cell's are, but over no
+    """The swaps of the other direction beside `cell`: as fresh, and scattered where the cell's are, but over no
     more memory than that takes.
     """
     back = Direction.D2H if cell.direction is Direction.H2D else Direction.H2D
@@ -141,7 +141,7 @@ def default_pool_bytes(device_kind: str, usable_bytes: int) -> int:
 
 
 def misfit(cell: Cell) -> str | None:
-    """Return why the blocks of `cell` cannot have its patterns, or do not fit into its pool; None if they do."""
+    """Why the blocks of `cell` cannot have its patterns, or do not fit into its pool; None if they do."""
     if objection := unfit_sides(*cell.sides, cell.blocks):
         return objection
     if cell.pool_bytes and cell.dense_bytes > cell.pool_bytes:

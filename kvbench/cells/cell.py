@@ -161,7 +161,7 @@ class Cell:
         return _id_of(self)
 
     def shuffle_key(self, number: int, seed: int) -> bytes:
-        """Return a key that sorts the cells of round `number` into an order shuffled by `seed`."""
+        """A key that sorts the cells of round `number` into an order shuffled by `seed`."""
         return hashlib.blake2s(f"{seed}/{number}/{self.id}".encode()).digest()
 
     @property
@@ -208,7 +208,7 @@ class Cell:
         return {name: self.text(name) for name in AXES}
 
     def text(self, name: str) -> str | None:
-        """Return the value on one axis as `-a` takes it; None where it does not apply, or is not used as usual."""
+        """The value on one axis as `-a` takes it; None where it does not apply, or is not used as usual."""
         axis = AXES[name]
         value = getattr(self, axis.field)
         return axis.show(value) if axis.default or not axis.later or value != axis.unused else None

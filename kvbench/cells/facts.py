@@ -23,7 +23,7 @@ LEAST_RUN_BYTES: Final = 256 * KIB
 
 
 def plain_device(name: str) -> str:
-    """Return the one name of a device: "cuda:0" for "cuda:00"."""
+    """The one name of a device: "cuda:0" for "cuda:00"."""
     return re.sub(r":0+(?=\d)", ":", name)
 
 
@@ -65,7 +65,7 @@ class HostMemory:
 
 
 def device_named(asked: str, devices: Iterable[DeviceFacts]) -> str:
-    """Return the name of a requested device; "auto" is the first GPU of `devices`, else "cpu". Raises UsageError."""
+    """The name of a requested device; "auto" is the first GPU of `devices`, else "cpu". Raises UsageError."""
     if asked == "auto":
         return next((device.name for device in devices if device.kind == "cuda"), "cpu")
     if asked == "cuda":
@@ -157,7 +157,7 @@ class BackendFacts:
     host_run_bytes: int = 0
 
     def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> int | None:
-        """Return the default SM count of a swap, or None if the backend decides.
+        """The default SM count of a swap, or None if the backend decides.
 
         `pool_bytes` is the memory that the blocks of the swap are spread over.
         """
@@ -166,7 +166,7 @@ class BackendFacts:
 
 
 def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
-    """Return the cell with the backend's access order and SM count, if it supports them, where the cell has none."""
+    """The cell with the backend's access order and SM count, if it supports them, where the cell has none."""
     if cell.order is None and "order" in backend.axes:
         cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
     if cell.sms is None and "sms" in backend.axes:

@@ -69,7 +69,7 @@ class Filter:
         return bool(_COMPARISONS[self.operator](self._size(value), self._size(self.values[0])))
 
     def values_text(self, cells: Iterable[Cell]) -> str:
-        """Return the values that the condition met, at most four: "64MiB, 256MiB"."""
+        """The values that the condition met, at most four: "64MiB, 256MiB"."""
         axis = _FILTERED[self.axis]
         values = dict.fromkeys(getattr(cell, axis.field) for cell in cells)
         texts = ["no value" if value is None else axis.write(value) for value in values]
@@ -81,7 +81,7 @@ class Filter:
 
 
 def refusal(filters: Sequence[Filter], cells: Collection[Cell]) -> str:
-    """Return why none of `cells` meets all `filters`: the first that none meets, and what it met."""
+    """Why none of `cells` meets all `filters`: the first that none meets, and what it met."""
     for condition in filters:
         if not any(map(condition.holds, cells)):
             return f"no cell meets the filter {condition}: {condition.axis} is {condition.values_text(cells)}"

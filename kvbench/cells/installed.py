@@ -89,7 +89,7 @@ class Installed:
 
 @cache  # the metadata of packages take 10 ms to read
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
-    """Return every backend by name, and a note for each package whose backend has the name of a built-in one."""
+    """Every backend by name, and a note for each package whose backend has the name of a built-in one."""
     by_name: dict[str, list[EntryPoint]] = {}
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, not _is_built_in(entry))):
         by_name.setdefault(entry.name, []).append(entry)
@@ -117,7 +117,7 @@ def engines() -> Mapping[str, Engine]:
 
 
 def of_engine(backend: str) -> str:
-    """Return the engine whose code a backend runs; "" for other backends."""
+    """The engine whose code a backend runs; "" for other backends."""
     known = installed()[0].get(backend)
     return known.engine if known else ""
 

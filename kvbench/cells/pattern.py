@@ -109,7 +109,7 @@ class Pattern:
 
     @classmethod
     def of_tensors(cls, *kinds: Tensors) -> "Pattern":
-        """Return the pattern of these kinds of tensors; consecutive kinds with equal ids become one."""
+        """The pattern of these kinds of tensors; consecutive kinds with equal ids become one."""
         merged = [
             Tensors(sum(kind.count for kind in kinds_of_it), ids)
             for ids, kinds_of_it in itertools.groupby(kinds, key=lambda kind: kind.ids)
@@ -122,7 +122,7 @@ class Pattern:
 
     @classmethod
     def of_fragments(cls, page: int, ranks: int, tensors: int = 1) -> "Pattern":
-        """Return the pattern of `page` fragments a block in rows of `ranks` ranks, of `tensors` tensors."""
+        """The pattern of `page` fragments a block in rows of `ranks` ranks, of `tensors` tensors."""
         return cls("fragments", terms=(Tensors(tensors, 0),), page=page, ranks=ranks)
 
     @property
@@ -133,7 +133,7 @@ class Pattern:
         return Pattern("tensors", terms=self.terms, order=Pattern("runs", self.page) if self.page > 1 else None)
 
     def tensors(self, blocks: int) -> tuple[Tensors, ...]:
-        """Return the kinds of tensors that hold `blocks` blocks; () for a pattern without tensors.
+        """The kinds of tensors that hold `blocks` blocks; () for a pattern without tensors.
 
         `blocks` must be valid for the pattern (`unfit` returns None).
         """
@@ -142,7 +142,7 @@ class Pattern:
         return self.terms
 
     def unfit(self, blocks: int) -> str | None:
-        """Return why `blocks` blocks cannot have this pattern, or None if they can."""
+        """Why `blocks` blocks cannot have this pattern, or None if they can."""
         if self.run > blocks:
             return f"{self} needs at least {self.run} blocks"
         unit = self.terms[0].count * max(1, self.page) if len(self.terms) == 1 else 1
@@ -157,7 +157,7 @@ class Pattern:
         return None
 
     def run_blocks(self, blocks: int) -> int:
-        """Return how many of `blocks` blocks lie together, in whatever order; of several kinds of tensors the fewest.
+        """How many of `blocks` blocks lie together, in whatever order; of several kinds of tensors the fewest.
 
         `blocks` must be valid for the pattern.
         """
@@ -170,14 +170,14 @@ class Pattern:
         return ids * page * self.terms[0].count // self.regions if self.page else ids
 
     def pool_rows(self, blocks: int) -> int:
-        """Return the rows of a memory pool for swaps of `blocks` blocks; every tensor has its own spare rows."""
+        """The rows of a memory pool for swaps of `blocks` blocks; every tensor has its own spare rows."""
         page = max(1, self.page)
         kinds = self.tensors(blocks)
         return sum(self.ranks * kind.count * page * pool_rows(kind.ids // page) for kind in kinds) or pool_rows(blocks)
 
 
 def pool_rows(blocks: int) -> int:
-    """Return the rows of a memory pool for swaps of `blocks` blocks.
+    """The rows of a memory pool for swaps of `blocks` blocks.
 
     Spare rows keep a known pattern, which proves that a swap wrote nothing else.
     """
@@ -185,7 +185,7 @@ def pool_rows(blocks: int) -> int:
 
 
 def unfit_sides(source: Pattern, destination: Pattern, blocks: int) -> str | None:
-    """Return why `blocks` blocks cannot have these patterns on their two sides, or None if they can."""
+    """Why `blocks` blocks cannot have these patterns on their two sides, or None if they can."""
     if objection := source.unfit(blocks) or destination.unfit(blocks):
         return objection
     same = source.tensors(blocks) == destination.tensors(blocks)
@@ -199,7 +199,7 @@ def _order(text: str) -> Pattern | None:
 
 
 def _of_tensors(text: str) -> Pattern | None:
-    """Return the pattern of tensors that `text` names, without an order of ids, or None."""
+    """The pattern of tensors that `text` names, without an order of ids, or None."""
     if match := re.fullmatch(r"tensors-([1-9]\d{0,5})", text):
         return Pattern("tensors", terms=(Tensors(int(match[1]), 0),))
     if match := _FRAGMENTS.fullmatch(text):
@@ -213,7 +213,7 @@ def _of_tensors(text: str) -> Pattern | None:
 
 
 def _terms(text: str) -> tuple[Tensors, ...]:
-    """Return the terms of `TxK+TxK`, or () if `text` has another form."""
+    """The terms of `TxK+TxK`, or () if `text` has another form."""
     matches = [_TERM.fullmatch(term) for term in text.split("+", _MAX_TERMS)]
     terms = tuple(Tensors(int(match[1]), int(match[2])) for match in matches if match)
     apart = all(one.ids != other.ids for one, other in itertools.pairwise(terms))

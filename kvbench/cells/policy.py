@@ -75,7 +75,7 @@ class Choice:
         return self.label_with([self.sms] if self.sms else [])
 
     def label_with(self, counts: Sequence[int]) -> str:
-        """Return the same with other SM counts: "sm (2 to 8 SMs)"."""
+        """The same with other SM counts: "sm (2 to 8 SMs)"."""
         settings = [f"{name} {value}" for name, value in self.axes if name not in ("order", "sms")]
         return ", ".join((method_label(self.backend, counts, plug_in=self.plug_in), *settings))
 
@@ -101,7 +101,7 @@ class Choice:
 
     @classmethod
     def of(cls, backend: str, axes: Mapping[str, str | None]) -> Self:
-        """Return the choice with `axes`, without values that are missing or the default."""
+        """The choice with `axes`, without values that are missing or the default."""
         return cls(backend, tuple((name, value) for name, value in axes.items() if value and value != _USUAL[name]))
 
     @classmethod
@@ -116,7 +116,7 @@ class Choice:
         return pace.share if pace else 0.0
 
     def at_pace(self, gbps: float) -> "Choice":
-        """Return the choice with this pace."""
+        """The choice with this pace."""
         return Choice.of(self.backend, {**dict(self.axes), "pace": pace_text(gbps)})
 
     def apply(self, cell: Cell) -> Cell:
@@ -163,7 +163,7 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
                 raise ValueError(str(error)) from None
 
     def choose(self, blocks: int, block_bytes: float) -> Choice:
-        """Return the choice at the nearest point; an unmeasured point takes that of the nearest measured one."""
+        """The choice at the nearest point; an unmeasured point takes that of the nearest measured one."""
         size, count = _nearest(self.block_bytes, block_bytes), _nearest(self.blocks, blocks)
         texts = zip(product(self.block_bytes, self.blocks), chain(*self.choices), strict=True)
         measured = {point: text for point, text in texts if text}
@@ -205,7 +205,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
                 raise ValueError(f"choice {shown(shares[0])}: its pace needs ceiling_gbps of {table.direction}")
 
     def check_machine(self, device: str, driver: str) -> str | None:
-        """Return a warning for another version of the driver, or None; "" is none.
+        """A warning for another version of the driver, or None; "" is none.
 
         Raises UsageError for a device with another title: the fastest choices differ between devices, so such a policy
         is no better than none.
@@ -220,12 +220,12 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         return None if same else f"the policy was measured with driver {was}, this is {now}: build a new one"
 
     def beside(self, direction: Direction, situation: Situation) -> Table | None:
-        """Return the table for swaps beside a step, None if that was not measured: no other serves for it."""
+        """The table for swaps beside a step, None if that was not measured: no other serves for it."""
         tables = (table for table in self.tables if table.direction is direction)
         return next((table for table in tables if table.beside is situation), None)
 
     def table(self, direction: Direction, state: StreamState) -> Table | None:
-        """Return the table for a stream state, else for one that is alike (something pending, or nothing), else any.
+        """The table for a stream state, else for one that is alike (something pending, or nothing), else any.
 
         None if there is no table by stream state for this direction.
         """
@@ -234,7 +234,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         return next((tables[one] for one in (state, *alike, *StreamState) if one in tables), None)
 
     def choose(self, table: Table, blocks: int, block_bytes: float) -> Choice:
-        """Return the choice of one of its tables at the nearest point; its pace is in GB/s."""
+        """The choice of one of its tables at the nearest point; its pace is in GB/s."""
         choice = table.choose(blocks, block_bytes)
         return choice.at_pace(choice.share * self.ceiling_gbps[table.direction]) if choice.share else choice
 
@@ -249,7 +249,7 @@ def load_policy(path: Path) -> Policy:
 
 
 def _nearest(values: Sequence[int], value: float) -> int:
-    """Return the value that is nearest in ratio, of two the smaller; `values` ascend."""
+    """The value that is nearest in ratio, of two the smaller; `values` ascend."""
     return min(values, key=lambda candidate: _apart(candidate, value))
 
 

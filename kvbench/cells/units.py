@@ -12,7 +12,7 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size: "4KiB", "1.5MiB", "576", "64KB" (10^3).
+    """The bytes of a size: "4KiB", "1.5MiB", "576", "64KB" (10^3).
 
     Raises ValueError if `text` is not a size, or not a whole number of bytes.
     """
@@ -31,7 +31,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_binary_size(text: str) -> int:
-    """Return the bytes of a size, as `parse_size`; raises ValueError also for KB, MB and GB, where KiB is meant."""
+    """The bytes of a size, as `parse_size`; raises ValueError also for KB, MB and GB, where KiB is meant."""
     size_bytes = parse_size(text)
     number, unit = text.strip().rstrip("KMGB"), text.strip().lstrip("0123456789. ")
     if unit in ("KB", "MB", "GB"):
@@ -40,7 +40,7 @@ def parse_binary_size(text: str) -> int:
 
 
 def format_size(size_bytes: int) -> str:
-    """Return the shortest exact form that `parse_size` reads back: 4096 -> "4KiB", 576 -> "576B"."""
+    """The shortest exact form that `parse_size` reads back: 4096 -> "4KiB", 576 -> "576B"."""
     for unit in ("GiB", "MiB", "KiB"):
         if size_bytes >= _FACTORS[unit] and size_bytes % _FACTORS[unit] == 0:
             return f"{size_bytes // _FACTORS[unit]}{unit}"
@@ -48,7 +48,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Return a size as people read it: 4096 -> "4 KiB", 25088 -> "24.5 KiB", 576 -> "576 B"."""
+    """A size as people read it: 4096 -> "4 KiB", 25088 -> "24.5 KiB", 576 -> "576 B"."""
     exact = format_size(size_bytes)
     if exact == f"{size_bytes}B" and size_bytes >= KIB:
         exact = f"{size_bytes / KIB:.4g}KiB"
@@ -56,13 +56,13 @@ def size_text(size_bytes: int) -> str:
 
 
 def two_digits(value: float) -> str:
-    """Return a number with two significant digits and no exponent: 0.83, 4.2, 50, 120."""
+    """A number with two significant digits and no exponent: 0.83, 4.2, 50, 120."""
     rounded = float(f"{value:.2g}")
     return f"{rounded:.0f}" if rounded >= 10 else f"{rounded:.2g}"
 
 
 def rough_size(size_bytes: int) -> str:
-    """Return a readable, rounded size: "12.2 GiB", "576 B"."""
+    """A readable, rounded size: "12.2 GiB", "576 B"."""
     for unit in ("GiB", "MiB", "KiB"):
         if size_bytes >= _FACTORS[unit]:
             return f"{size_bytes / _FACTORS[unit]:.1f} {unit}"
@@ -75,7 +75,7 @@ def gigabytes_per_second(size_bytes: float, time_us: float) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a readable duration: "0.4 s", "48 s", "3 min 20 s", "1 h 05 min"."""
+    """A readable duration: "0.4 s", "48 s", "3 min 20 s", "1 h 05 min"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

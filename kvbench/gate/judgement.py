@@ -57,8 +57,8 @@ class Estimate:
     @property
     def reason(self) -> str:
         if self.low == 0 and math.isinf(self.high):
-            few = "1 pair is" if self.pairs == 1 else f"{self.pairs} pairs are"
-            return f"{few} too few for an interval" + (", but far above the margin" if self.above else "")
+            pairs = "1 pair is" if self.pairs == 1 else f"{self.pairs} pairs are"
+            return f"{pairs} too few for an interval" + (", but far above the margin" if self.above else "")
         if self.unconfirmed:
             return f"{self.unconfirmed}, but not in several processes of each side"
         if self.above and self.verdict is Verdict.UNDECIDED:
@@ -67,7 +67,7 @@ class Estimate:
 
 
 def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0) -> Estimate:
-    """Return the estimate of the first look that settles the verdict, or of the last look that has enough pairs.
+    """The estimate of the first look that settles the verdict, or of the last look that has enough pairs.
 
     SAME settles at once. SLOWER and FASTER require two consecutive looks, or the last one, because heavy tails rarely
     cause a false verdict twice. If there are fewer pairs than the next look needs, they are used for a last look.
@@ -77,49 +77,49 @@ def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0)
     so SLOWER and FASTER require several, and that the centre of the pairs of each lies beyond the margin (of each six
     pairs, where processes made fewer).
     """
-    known = np.isfinite(logs)
-    logs, processes = logs[known], processes[known]
+    paired = np.isfinite(logs)
+    logs, processes = logs[paired], processes[paired]
     earlier = None
     for look in PLAN:
-        seen = logs[: look.pairs]
-        if not seen.size:
+        first = logs[: look.pairs]
+        if not first.size:
             break
-        centre, low, high = paired_interval(seen, 1 - look.alpha)
+        centre, low, high = paired_interval(first, 1 - look.alpha)
         verdict = verdict_of(low, high, margin)
         if verdict not in (Verdict.SAME, verdict_of(low, high, margin + unsure)):
             verdict = Verdict.UNDECIDED
-        short, last = seen.size < look.pairs, look is PLAN[-1]
-        confirmed = _confirmed(verdict, seen, margin, processes)
+        short, last = first.size < look.pairs, look is PLAN[-1]
+        confirmed = _confirmed(verdict, first, margin, processes)
         again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
         settles = again and confirmed
         if settles or short or last:
             final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
-            above = _far_above(seen, margin) if math.isinf(high) else bool(low > margin)
+            above = _far_above(first, margin) if math.isinf(high) else bool(low > margin)
             ratio, low, high = np.exp([centre, low, high]).tolist()
-            return Estimate(ratio, low, high, final, settled, seen.size, not_slower, unconfirmed, above)
+            return Estimate(ratio, low, high, final, settled, first.size, not_slower, unconfirmed, above)
         earlier = None if verdict is Verdict.UNDECIDED else verdict
     return Estimate()
 
 
-def _far_above(seen: Floats, margin: float) -> bool:
+def _far_above(logs: Floats, margin: float) -> bool:
     """Whether pairs that are too few for an interval all lie above the margin, the fewer the further.
 
     One pair of equal builds often does so by chance. That all of a few do, and together by `FEW_PAIRS`, is no chance.
     """
-    return bool(seen.size * (seen.min() - margin) > math.log(FEW_PAIRS))
+    return bool(logs.size * (logs.min() - margin) > math.log(FEW_PAIRS))
 
 
-def _confirmed(verdict: Verdict, seen: Floats, margin: float, processes: Floats) -> bool:
-    """Whether several processes confirm a verdict about the pairs `seen`, if it needs to be confirmed."""
+def _confirmed(verdict: Verdict, logs: Floats, margin: float, processes: Floats) -> bool:
+    """Whether several processes confirm a verdict about some pairs, if it needs to be confirmed."""
     if verdict in (Verdict.SAME, Verdict.UNDECIDED):
         return True
-    numbers = processes[: seen.size]
-    groups = [seen[:0]]
+    numbers = processes[: logs.size]
+    groups = [logs[:0]]
     for process in np.unique(numbers):
         # Where a plug-in has a worker of its own, every round has new processes: those in a row are judged together.
-        before = groups.pop() if groups[-1].size < MIN_PAIRS else seen[:0]
-        groups.append(np.append(before, seen[numbers == process]))
+        before = groups.pop() if groups[-1].size < MIN_PAIRS else logs[:0]
+        groups.append(np.append(before, logs[numbers == process]))
     centres = [paired_interval(group)[0] for group in groups]
     return len(centres) > 1 and all(verdict_of(centre, centre, margin) is verdict for centre in centres)
 
@@ -165,7 +165,7 @@ _EXIT_CODES: Final[Mapping[GateVerdict, ExitCode]] = {
 
 
 def worst(verdicts: Iterable[GateVerdict]) -> GateVerdict:
-    """Return the worst of some verdicts; without any, FAILED."""
+    """The worst of some verdicts; without any, FAILED: nothing ran."""
     return min(verdicts, key=lambda verdict: verdict.badness, default=GateVerdict.FAILED)
 
 
@@ -227,7 +227,7 @@ class Row:
             return ""
         cells = [*self.cells, *filter(None, [self.cand_cell])]
         values = {name: dict.fromkeys(filter(None, (cell.text(name) for cell in cells))) for name in AXES}
-        return command_of({name: ",".join(each) or None for name, each in values.items()})
+        return command_of({name: ",".join(texts) or None for name, texts in values.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +293,7 @@ class Judgement:
         return ExitCode.DONE if code is ExitCode.INCONCLUSIVE and all(row.passes for row in self.rows) else code
 
     def missing(self, pairs: int) -> dict[Cell, int]:
-        """Return, for each of the base's cells, the pairs missing until every unsettled row has `pairs` pairs."""
+        """The pairs that each of the base's cells lacks until every unsettled row has `pairs` pairs."""
         missing: dict[Cell, int] = {}
         for row in self.rows:
             if not row.settled and row.pairs < pairs:
@@ -304,14 +304,15 @@ class Judgement:
 
 # The field of the visits that a kind of rows judges.
 _JUDGED: Final[Mapping[Kind, str]] = {"cell": "fast_us", "caller_us": "caller_us", "neighbour": "slowdown"}
-# From log ratios by round and a margin, which is one too.
-_Look = Callable[[Floats, float], Estimate]
+# From log ratios by round, and a margin that is a log ratio too.
+_Estimator = Callable[[Floats, float], Estimate]
 
 
 @np.errstate(all="ignore")  # an untrusted side can report any time
 def judge(pairs: Pairs, margin: float = GATE.fraction, earlier: Judgement | None = None) -> Judgement:
     """Judge paired visits; a change below the fraction `margin` is none, and rows settled `earlier` stay the same."""
     controls = [_control(name, logs, pairs.order, margin) for name, logs in pairs.controls.items()]
+    # By the control that may have moved the most: the cells may have moved as much.
     unsure = max((math.log1p(control.unsure) for control in controls), default=0.0)
     logs, bias = without_slot_bias(_logs(pairs.visits["fast_us"]), pairs.order)
     before = [row for row in (earlier.rows if earlier else ()) if row.verdict is not GateVerdict.FAILED]
@@ -319,7 +320,7 @@ def judge(pairs: Pairs, margin: float = GATE.fraction, earlier: Judgement | None
     moved = not all(control.steady for control in controls)
     rows = []
     for row in _rows(pairs, logs, margin, lambda logs, allowed: look_at(logs, pairs.processes, allowed, unsure)):
-        if row.verdict is not GateVerdict.FAILED:
+        if row.verdict is not GateVerdict.FAILED:  # a machine that moved breaks no copy
             row = settled.get((row.kind, row.name), row)
             row = replace(row, verdict=GateVerdict.CONTAMINATED) if moved else row
         rows.append(row)
@@ -349,17 +350,17 @@ def _control(name: str, logs: Floats, order: Floats, margin: float) -> ControlEf
     return ControlEffect(name, effect, steady, unsure)
 
 
-def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Look) -> Iterator[Row]:
+def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Estimator) -> Iterator[Row]:
     """Yield a row for every cell, for the time of its caller, and for its neighbour; `logs` are those of the cells."""
     enough = len(pairs.order) >= PLAN[0].pairs
     for index, cell in enumerate(pairs.cells):
         visits = pairs.visits[:, index]
-        other = pairs.names.get(cell, cell)
-        name = cell.label if cell.backend == other.backend else f"{cell.label} -> {other.backend}"
-        row = Row("cell", name, GateVerdict.UNDECIDED, [cell], cand_cell=other)
+        partner = pairs.names.get(cell, cell)
+        name = cell.label if cell.backend == partner.backend else f"{cell.label} -> {partner.backend}"
+        row = Row("cell", name, GateVerdict.UNDECIDED, [cell], cand_cell=partner)
         if cell in pairs.failed:
-            gone = Estimate(settled=True)
-            yield replace(row, verdict=GateVerdict.FAILED, effect=gone, reason=pairs.failed[cell])
+            final = Estimate(settled=True)  # more pairs cannot mend it
+            yield replace(row, verdict=GateVerdict.FAILED, effect=final, reason=pairs.failed[cell])
         elif cell in pairs.unmeasured:
             yield replace(row, reason="not measured within the time limit")
         elif sides := pairs.no_figure.get(cell):
@@ -373,7 +374,7 @@ def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Look) -> Iterator[Ro
 
 
 def _rows_of(
-    of_cell: Row, visits: VisitValues, logs: Floats, margin: float, relative: float, look: _Look
+    of_cell: Row, visits: VisitValues, logs: Floats, margin: float, relative: float, look: _Estimator
 ) -> Iterator[Row]:
     """Yield the rows of a cell with figures, whose visits have the shape (2, rounds); margins are log ratios."""
     for kind, field_of_kind in _JUDGED.items():
@@ -391,7 +392,7 @@ def _rows_of(
 
 
 def _decided(row: Row) -> Row:
-    """Return the row with the verdict of its estimates, and its reason before the one that it has."""
+    """The row with the verdict of its estimates; their reason stands before the one that it has."""
     reason = row.decisive.reason
     if row.decisive is row.upper:
         reason = f"upper half: {reason or 'slower beyond its margin'}"
@@ -401,7 +402,7 @@ def _decided(row: Row) -> Row:
 
 
 def _cell_margin(base_us: Floats, margin: float, *, inline: bool) -> float:
-    """Return the margin of a cell as a log ratio, from the times of the base.
+    """The margin of a cell as a log ratio, from the times of the base.
 
     It is the largest of the relative margin, the margin of copies by the CPU if the CPU copies the cell on both sides,
     and a microsecond divided by the base's median.

@@ -8,8 +8,9 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,6 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.files import or_usage_error, write_whole
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Kind, Row
@@ -29,8 +29,7 @@ from kvbench.text import counted, folded
 _MANY_TIMES: Final = 3.0
 # Where the machine may have moved by as much as this, beyond the margin of its control, no change can be found.
 _TOO_UNSURE: Final = 1.0
-
-
+# The verdicts that speak against the candidate.
 _AGAINST: Final = (GateVerdict.FAILED, GateVerdict.SLOWER, GateVerdict.FAIL, GateVerdict.UNCONFIRMED)
 
 
@@ -48,17 +47,18 @@ class Sheet:
     @property
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
-        shown = (*_AGAINST, GateVerdict.FASTER)
-        of_rules = (*shown, GateVerdict.UNDECIDED)
-        return [row for row in self.rows if row.verdict in (of_rules if row.kind == "rule" else shown)]
+        of_cells = (*_AGAINST, GateVerdict.FASTER)
+        of_rules = (*of_cells, GateVerdict.UNDECIDED)
+        return [row for row in self.rows if row.verdict in (of_rules if row.kind == "rule" else of_cells)]
 
 
 def sheet_of_judgement(judgement: Judgement, seconds: float = 0.0, command: str = "") -> Sheet:
-    """Return the sheet of a comparison that took `seconds` and that `command` repeats."""
+    """The sheet of a comparison that took `seconds` and that `command` repeats."""
     worst = judgement.rows[0] if judgement.rows else None
     lead = [f"worst: {worst.verdict} {name_of_row(worst)}: {message(worst)}"] if worst else []
     counts = _counts(row.verdict for row in judgement.rows)
-    lead.append(f"cells: {len({*cells_of(judgement.rows)})} on both sides; rows: {counts or 'none'}")
+    cells = set(chain.from_iterable(row.cells for row in judgement.rows))
+    lead.append(f"cells: {len(cells)} on both sides; rows: {counts or 'none'}")
     lead.append(f"time: {seconds / 60:.1f} minutes, {judgement.rounds} rounds")
     return Sheet(
         title="kvbench gate compare",
@@ -70,16 +70,12 @@ def sheet_of_judgement(judgement: Judgement, seconds: float = 0.0, command: str 
     )
 
 
-def cells_of(rows: Iterable[Row]) -> Iterator[Cell]:
-    return (cell for row in rows for cell in row.cells)
-
-
 def sheet_of_rules(report: RulesReport) -> Sheet:
-    meant = f" for the config {report.config}" if report.config else ""
+    config = f" for the config {report.config}" if report.config else ""
     return Sheet(
         title=f"kvbench gate rules {report.run}",
         verdict=report.verdict,
-        lead=[f"{len(report.rows)} rules{meant}: {_counts(row.verdict for row in report.rows)}"],
+        lead=[f"{len(report.rows)} rules{config}: {_counts(row.verdict for row in report.rows)}"],
         rows=report.rows,
         details=[],
         warnings=report.warnings,
@@ -91,7 +87,7 @@ def name_of_row(row: Row) -> str:
 
 
 def message(row: Row) -> str:
-    """Return the row in one sentence, without its name.
+    """The row in one sentence, without its name.
 
     "base 80.0 us, cand 83.2 us; by pairs +1.1% (95%: -3.8 to +6.0%), margin 3%". The effect is that of the pairs, so it
     can differ from the ratio of the medians.
@@ -108,7 +104,9 @@ def message(row: Row) -> str:
 
 
 def _details(judgement: Judgement) -> list[str]:
-    lines = [f"control {one.name}: {_effect(one.effect)}, {_steadiness(one)}" for one in judgement.controls]
+    lines = [
+        f"control {control.name}: {_effect(control.effect)}, {_steadiness(control)}" for control in judgement.controls
+    ]
     if judgement.disturbed:
         causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
         lines.append(f"disturbed pairs are recorded but not counted ({causes})")
@@ -134,22 +132,23 @@ def _counts(verdicts: Iterable[str]) -> str:
 
 
 def _effect(estimate: Estimate) -> str:
-    """Return a ratio and its interval: "+1.1% (95%: -3.8 to +6.0%)", without what is unknown."""
+    """A ratio and its interval: "+1.1% (95%: -3.8 to +6.0%)", without what is unknown."""
     ratio, low, high = map(_percent, (estimate.ratio, estimate.low, estimate.high))
-    known = estimate.low > 0 and math.isfinite(estimate.high)
-    interval = f"(95%: {low.removesuffix('%') if high.endswith('%') else low} to {high})" if known else ""
+    interval = ""
+    if estimate.low > 0 and math.isfinite(estimate.high):
+        interval = f"(95%: {low.removesuffix('%') if high.endswith('%') else low} to {high})"
     return " ".join(filter(None, (ratio, interval)))
 
 
 def _percent(ratio: float) -> str:
-    """Return 1.05 as "+5.0%", 40 as "40.0x", or "" if unknown."""
+    """A ratio of 1.05 as "+5.0%", of 40 as "40.0x"; "" if unknown."""
     if not math.isfinite(ratio):
         return ""
     return f"{ratio - 1:+.1%}" if ratio < _MANY_TIMES else f"{ratio:.1f}x"
 
 
 def _sides(row: Row) -> str:
-    """Return the medians of both sides: "base 80.0 us, cand 83.2 us", "base 1.20x, cand 1.26x", or "" if unknown."""
+    """The medians of both sides: "base 80.0 us, cand 83.2 us", "base 1.20x, cand 1.26x", or "" if unknown."""
     if not (math.isfinite(row.base) and math.isfinite(row.cand)):
         return ""
     form = "{:.2f}x" if row.unit == "x" else "{:.1f} us"
@@ -308,7 +307,7 @@ def _show(sheet: Sheet) -> None:
 
 
 def page(sheet: Sheet) -> str:
-    """Return Markdown that fits into a comment on GitHub: the verdict and its lead, and all else folded.
+    """Markdown that fits into a comment on GitHub: the verdict and its lead, and all else folded.
 
     The worst rows are kept, the others counted.
     """
@@ -347,5 +346,5 @@ def data_of(outcome: Judgement | RulesReport) -> GateData:
 
 
 def as_json(data: GateData) -> str:
-    """Return `data` as ASCII text, which is also safe on a terminal; a number that is not finite becomes null."""
+    """ASCII text, which is also safe on a terminal; a number that is not finite becomes null."""
     return json.dumps(json.loads(msgspec.json.encode(data)), indent=2) + "\n"

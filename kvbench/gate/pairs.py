@@ -102,7 +102,7 @@ class _Side:
                 self._copies.setdefault(record.direction, {})[record.round] = byte_us
 
     def values(self, cells: Sequence[Cell], rounds: Sequence[int]) -> VisitValues:
-        """Return the values of every visit, of shape (cells, rounds)."""
+        """The values of every visit, of shape (cells, rounds)."""
         index_of = {number: index for index, number in enumerate(rounds)}
         values = unknown(len(cells), len(rounds))
         for row, cell in zip(values, cells, strict=True):
@@ -114,7 +114,7 @@ class _Side:
         return cell in self.outcomes and self.outcomes[cell].status != "skipped"
 
     def error(self, cell: Cell) -> str:
-        """Return why the cell has no timing on this side, or ""; an unverified cell has none."""
+        """Why the cell has no timing on this side, or ""; an unverified cell has none."""
         outcome = self.outcomes.get(cell)
         if outcome is None:
             return f"{self.name}: {_MISSING}"
@@ -130,7 +130,7 @@ class _Side:
         return counts.most_common(1)[0][0] if counts else ""
 
     def copies_us(self, rounds: Sequence[int]) -> dict[str, Floats]:
-        """Return direction -> time of a byte of the large copies of every round, NaN if there are none."""
+        """Direction -> time of a byte of the large copies of every round, NaN if there are none."""
         return {
             # a time of zero has no ratio
             direction: np.array([by_round.get(number) or np.nan for number in rounds])
@@ -149,7 +149,14 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
     rounds = sorted(ours.rounds | theirs.rounds)
     measured = np.stack([ours.values(cells, rounds), theirs.values([names[cell] for cell in cells], rounds)])
     ran = [cell for cell in cells if ours.ran(cell) or theirs.ran(names[cell])]
-    failed = {cell: few(why) for cell in ran if (why := _errors(ours.error(cell), theirs.error(names[cell])))}
+    failed, no_figure = dict[Cell, str](), dict[Cell, list[str]]()
+    for cell in ran:
+        errors = _errors(ours.error(cell), theirs.error(names[cell]))
+        without = [BASE] * (not ours.has_figure(cell)) + [CAND] * (not theirs.has_figure(names[cell]))
+        if errors:
+            failed[cell] = few(errors)
+        elif without:
+            no_figure[cell] = without
     paths = {cell: (ours.path(cell), theirs.path(names[cell])) for cell in cells}
     inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
     # From here on in the order of `cells`. Marks come from all that was measured, before any of it is left out.
@@ -166,12 +173,7 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
         names=names,
         unmeasured=frozenset(cells) - frozenset(ran),
         failed=failed,
-        no_figure={
-            cell: lacking
-            for cell in ran
-            if cell not in failed
-            and (lacking := [one.name for one, of in ((ours, cell), (theirs, names[cell])) if not one.has_figure(of)])
-        },
+        no_figure=no_figure,
         paths={cell: f"path: {old} -> {new}" for cell, (old, new) in paths.items() if new and old != new},
         inline=inline,
         disturbed=_disturbed_pairs(measured, ok, marks),
@@ -183,25 +185,25 @@ def _mask(cells: Sequence[Cell], chosen: Collection[Cell]) -> Mask:
 
 
 def _errors(base: str, cand: str) -> list[str]:
-    """Return the errors of both sides; one side is not visited where the other failed, so that is no error then."""
-    every = [error for error in (base, cand) if error]
-    return [error for error in every if not error.endswith(f": {_MISSING}")] or every
+    """The errors of both sides; one side is not visited where the other failed, so that is no error then."""
+    errors = [error for error in (base, cand) if error]
+    return [error for error in errors if not error.endswith(f": {_MISSING}")] or errors
 
 
 def _caller_shares(measured: VisitValues) -> Floats:
-    """Return the caller's share of the time of each cell, 0 where that time does not hold it."""
+    """The caller's share of the time of each cell, 0 where that time does not hold it."""
     shares = np.swapaxes(measured["caller_us"] / measured["fast_us"], 0, 1)
     return np.nan_to_num([middle_of(of_cell) for of_cell in shares])
 
 
 def _copies_of_both(base: _Side, cand: _Side, rounds: Sequence[int]) -> dict[str, Floats]:
-    """Return direction -> times of both sides' large copies, of shape (2, rounds)."""
+    """Direction -> times of both sides' large copies, of shape (2, rounds)."""
     ours, theirs = base.copies_us(rounds), cand.copies_us(rounds)
     return {name: np.array([ours[name], theirs[name]]) for name in sorted(ours.keys() & theirs.keys())}
 
 
 def _counted(measured: VisitValues, ok: Mask, caller: Mask, marks: Mapping[str, Mask]) -> VisitValues:
-    """Return the visits that count: those of cells that are `ok`, in pairs that no mark spoils.
+    """The visits that count: those of cells that are `ok`, in pairs that no mark spoils.
 
     `caller_us` is left for cells whose `caller` is judged.
     """
@@ -215,11 +217,12 @@ def _counted(measured: VisitValues, ok: Mask, caller: Mask, marks: Mapping[str, 
 
 def _disturbed_pairs(measured: VisitValues, ok: Mask, marks: Mapping[str, Mask]) -> dict[str, int]:
     complete = np.isfinite(measured["fast_us"]).all(axis=0) & ok[:, None]
-    return {cause: count for cause, mark in marks.items() if (count := int((mark & complete).sum()))}
+    counts = {cause: int((mark & complete).sum()) for cause, mark in marks.items()}
+    return {cause: count for cause, count in counts.items() if count}
 
 
 def _order(began_ns: Floats) -> Floats:
-    """Return 1 for every round in which the candidate began second, -1 if it began first, 0 if unknown."""
+    """1 for every round in which the candidate began second, -1 if it began first, 0 if unknown."""
     base, cand = np.fmin.reduce(began_ns, axis=1)
     return np.asarray(np.nan_to_num(np.sign(cand - base)))
 
@@ -234,14 +237,16 @@ def _new_processes(numbers: Floats) -> Floats:
 
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:
-    """Return name -> log ratio of the candidate's time to the base's, by round; the CPU's is without spoiled pairs."""
+    """Name -> log ratio of the candidate's time to the base's, by round; the CPU's is without spoiled pairs."""
     controls = {direction: np.log(sides[1]) - np.log(sides[0]) for direction, sides in copies_us.items()}
     logs = np.where(marks[CPU] | marks["disturbed visit"], np.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
-    return controls | ({CPU: np.array([middle_of(column) for column in logs.T])} if np.isfinite(logs).any() else {})
+    if np.isfinite(logs).any():
+        controls[CPU] = np.array([middle_of(of_round) for of_round in logs.T])
+    return controls
 
 
 def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
-    """Return each cell of the base -> its partner; cells without a partner are omitted.
+    """Each cell of the base -> its partner; cells without a partner are omitted.
 
     A cell's partner is itself, unless each side has a single backend and the two differ: then two backends are
     compared, and a cell's partner is the cell with the same values on all other axes that both backends support.
@@ -251,18 +256,16 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     if not about_backends(ours, theirs):
         same = set(theirs)
         return {cell: cell for cell in ours if cell in same}
-    fields = [
-        axis.field
-        for name, axis in AXES.items()
-        if name != "backend"
-        and all(any(getattr(cell, axis.field) is not None for cell in side) for side in (ours, theirs))
-    ]
+    of_both = {axis.field for axis in AXES.values()} - {"backend"}
+    for cells in (ours, theirs):
+        of_both &= {field for field in of_both if any(getattr(cell, field) is not None for cell in cells)}
+    fields = sorted(of_both)
     by_values = _by_values(theirs, fields)
     return {cell: by_values[values] for values, cell in _by_values(ours, fields).items() if values in by_values}
 
 
 def about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
-    """Return a note if each side has a single backend and the two differ."""
+    """A note if each side has a single backend and the two differ."""
     names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
     if names[0] == names[1] or any(len(backends) != 1 for backends in names):
         return []
@@ -292,7 +295,7 @@ def unknown(*shape: int) -> VisitValues:
 
 @np.errstate(all="ignore")  # an untrusted side can report any time
 def values_of(visit: Visit) -> tuple[float, ...]:
-    """Return the fields of `VISIT`; the times are NaN for a visit without a figure.
+    """The fields of `VISIT`; the times are NaN for a visit without a figure.
 
     Of a latency they are wall times: what an engine's thread waits for. Others are the times of the report.
     """
@@ -313,31 +316,31 @@ def values_of(visit: Visit) -> tuple[float, ...]:
 
 
 def fast_us(times_us: Sequence[float] | Floats) -> float:
-    """Return the lower tenth: disturbances of the machine only make copies slower."""
+    """The lower tenth: disturbances of the machine only make copies slower."""
     return float(np.quantile(times_us, FAST_SHARE))
 
 
 def _disturbances(visit: Visit) -> int:
-    """Return the number of disturbances of a visit.
+    """The number of disturbances of a visit.
 
     A CPU that was slow is none, because the CPUs of both sides are compared; a host that stalled is one.
     """
-    none = {Disturbance.SLOW_CPU} if (visit.slowdown or 0) <= STALLED else set()
-    return len(set(visit.disturbed) - none)
+    harmless = {Disturbance.SLOW_CPU} if (visit.slowdown or 0) <= STALLED else set()
+    return len(set(visit.disturbed) - harmless)
 
 
 def outlying(times_us: Floats, least: float) -> Mask:
-    """Return a mask of the times that exceed the median by more than the fraction `least` and the usual scatter."""
-    known = times_us[np.isfinite(times_us)]
-    if not known.size:
+    """A mask of the times that exceed the median by more than the fraction `least` and the usual scatter."""
+    finite_us = times_us[np.isfinite(times_us)]
+    if not finite_us.size:
         return np.zeros(times_us.shape, dtype=bool)
-    middle = float(np.median(known))
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(known - middle)))
+    middle = float(np.median(finite_us))
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(finite_us - middle)))
     return np.asarray(np.nan_to_num(times_us) > middle + max(least * middle, OUTLIER_SIGMAS * sigma))
 
 
 def spoiled(visits: VisitValues, cpu_bound: Mask, copies_us: Mapping[str, Floats]) -> dict[str, Mask]:
-    """Return cause -> mask of the spoiled pairs, of shape (cells, rounds).
+    """Cause -> mask of the spoiled pairs, of shape (cells, rounds).
 
     `visits` have the shape (2, cells, rounds); the `cpu_bound` cells wait for the CPU. `copies_us`, of shape
     (2, rounds), are the times of both sides' large copies in one direction at the start of a round. What is slow for
@@ -360,7 +363,7 @@ def spoiled(visits: VisitValues, cpu_bound: Mask, copies_us: Mapping[str, Floats
 
 
 def _disturbed(visits: VisitValues) -> Mask:
-    """Return a mask of the pairs with a disturbed visit.
+    """A mask of the pairs with a disturbed visit.
 
     A machine disturbs both sides alike. Where most of the pairs of which one visit was disturbed accuse the same side
     (a sign test), its build is the cause, and nothing is spoiled by it: swaps can be slower in the second half of each
@@ -377,28 +380,29 @@ def _disturbed(visits: VisitValues) -> Mask:
 
 
 def _by_cpu(visits: VisitValues) -> Mask:
-    """Return a mask of the pairs in which only one of the CPUs was slow, or changed its speed."""
+    """A mask of the pairs in which only one of the CPUs was slow, or changed its speed."""
     probes_us = visits["probe_us"]
     slow = np.array([times_us > (1 + SLOWED) * _of_each(times_us, 1 / 4) for times_us in visits["caller_us"]])
     slow &= probes_us > (1 + SLOWED) * np.min(probes_us, initial=math.inf, where=probes_us > 0)
     logs = np.log(visits["unevenness"][1] / visits["unevenness"][0])
+    # From what is usual of the cell: its submissions may be less even on one side in every round.
     changed = np.abs(logs - _of_each(logs, 1 / 2)) > math.log1p(CHANGED)
     return np.asarray((slow[0] != slow[1]) | changed)
 
 
 def _apart(sides: Floats, least: float) -> Mask:
-    apart = sides[1] / sides[0]
-    return outlying(apart, least) | outlying(1 / apart, least)
+    ratios = sides[1] / sides[0]
+    return outlying(ratios, least) | outlying(1 / ratios, least)
 
 
 def _of_each(values: Floats, share: float) -> Floats:
-    """Return the quantile of the finite values of each cell, of shape (cells, 1); 0 without any."""
-    known = (row[np.isfinite(row)] for row in values)
-    return np.reshape([float(np.quantile(row, share)) if row.size else 0.0 for row in known], (-1, 1))
+    """The quantile of the finite values of each cell, of shape (cells, 1); 0 without any."""
+    finite = (of_cell[np.isfinite(of_cell)] for of_cell in values)
+    return np.reshape([float(np.quantile(of_cell, share)) if of_cell.size else 0.0 for of_cell in finite], (-1, 1))
 
 
 def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
-    """Return log ratios of shape (items, rounds) without the cost of running second in a pair, and that cost.
+    """Log ratios of shape (items, rounds) without the cost of running second in a pair, and that cost.
 
     The cost is a log ratio: half the difference between the two orders (see `Pairs.order`), as the median of all items;
     0 if it is unknown. Alternating orders cancel it in the centre, but it would widen every interval. One value for all

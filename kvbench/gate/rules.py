@@ -85,8 +85,8 @@ class JudgedCell:
 
     def figure(self, quantity: str) -> float:
         if quantity in _COSTS:
-            known = self.visits(quantity)
-            return median(known.values()) if known else math.nan
+            visits = self.visits(quantity)
+            return median(visits.values()) if visits else math.nan
         if quantity in TIMES:
             return self.outcome.us(quantity)
         return self.outcome.gbps / (self.ceiling_gbps if quantity == _SHARE else 1.0)
@@ -100,12 +100,15 @@ class JudgedCell:
         return {number: self.cell.swap_bytes / us / scale for number, us in self.outcome.times().items()}
 
 
-Outcomes = Mapping[Cell, JudgedCell]
+JudgedCells = Mapping[Cell, JudgedCell]
 
 
 def measured_in(run: Run) -> dict[Cell, JudgedCell]:
     ceilings = {direction: median(rates) for direction, rates in run.ceilings().items() if rates}
-    return {cell: JudgedCell(one, ceilings.get(cell.direction, math.nan)) for cell, one in run.outcomes.items()}
+    judged = {}
+    for cell, outcome in run.outcomes.items():
+        judged[cell] = JudgedCell(outcome, ceilings.get(cell.direction, math.nan))
+    return judged
 
 
 # Its name, its figure, and its outcome unless it is a number.
@@ -123,31 +126,31 @@ class Selection:
     def __str__(self) -> str:
         return ",".join(map(str, self.filters))
 
-    def of(self, by_cell: Outcomes) -> Outcomes:
-        return {cell: each for cell, each in by_cell.items() if all(one.holds(cell) for one in self.filters)}
+    def holds(self, cell: Cell) -> bool:
+        return all(condition.holds(cell) for condition in self.filters)
 
-    def measured(self, by_cell: Outcomes) -> Outcomes:
-        """Return the outcomes of these cells without skipped ones; raises UnknownError if none is left or one failed.
+    def of(self, by_cell: JudgedCells) -> JudgedCells:
+        return {cell: judged for cell, judged in by_cell.items() if self.holds(cell)}
 
-        The outcomes are in the order of `by_cell`.
-        """
+    def measured(self, by_cell: JudgedCells) -> JudgedCells:
+        """These cells, in order, without skipped ones; raises UnknownError if none is left or one failed."""
         chosen = self.of(by_cell)
-        ran = {cell: each for cell, each in chosen.items() if each.outcome.status != "skipped"}
+        ran = {cell: judged for cell, judged in chosen.items() if judged.outcome.status != "skipped"}
         if not ran:
             asked = "measured; all are skipped" if chosen else "requested"
-            why = next((f": {each.outcome.reason}" for each in chosen.values()), "")
+            why = next((f": {judged.outcome.reason}" for judged in chosen.values()), "")
             raise UnknownError(f"no cell of {self} was {asked}{why}")
-        for each in ran.values():
-            if each.lacks:
-                raise UnknownError(f"{each.cell.label} {each.lacks}")
+        for judged in ran.values():
+            if judged.lacks:
+                raise UnknownError(f"{judged.cell.label} {judged.lacks}")
         return ran
 
-    def curves(self, by_cell: Outcomes) -> list[list[JudgedCell]]:
-        """Return the curves: outcomes that differ only in block size, `MIN_SIZES` or more, by size; raises as above."""
+    def curves(self, by_cell: JudgedCells) -> list[list[JudgedCell]]:
+        """The curves: cells that differ only in block size, `MIN_SIZES` or more, by size; raises as above."""
         groups: dict[Cell, list[JudgedCell]] = {}
-        for cell, outcome in self.measured(by_cell).items():
-            groups.setdefault(replace(cell, block_bytes=1), []).append(outcome)
-        ordered = [sorted(group, key=lambda outcome: outcome.cell.block_bytes) for group in groups.values()]
+        for cell, judged in self.measured(by_cell).items():
+            groups.setdefault(replace(cell, block_bytes=1), []).append(judged)
+        ordered = [sorted(group, key=lambda judged: judged.cell.block_bytes) for group in groups.values()]
         return [curve for curve in ordered if len(curve) >= MIN_SIZES]
 
 
@@ -165,24 +168,25 @@ class Limit:
     def __str__(self) -> str:
         return " ".join(filter(None, (f"{self.factor:.9g}", str(self.partner or ""))))
 
-    def partners(self, outcome: JudgedCell, quantity: str, by_cell: Outcomes) -> list[Partner]:
-        """Return the partners of a cell; raises UnknownError if it has none."""
+    def partners(self, judged: JudgedCell, quantity: str, by_cell: JudgedCells) -> list[Partner]:
+        """The partners of a cell; raises UnknownError if it has none."""
         if self.partner is None:
             return [("the number", 1.0, None)]
         if isinstance(self.partner, str):
-            return [(f"the {CEILING}", outcome.ceiling_gbps, None)]
+            return [(f"the {CEILING}", judged.ceiling_gbps, None)]
         named = {condition.axis for condition in self.partner.filters}
         free = [axis.field for axis in AXES.values() if axis.name not in named]
 
-        def like(other: Cell) -> bool:
-            values = ((getattr(outcome.cell, field), getattr(other, field)) for field in free)
+        def is_alike(candidate: Cell) -> bool:
+            values = ((getattr(judged.cell, field), getattr(candidate, field)) for field in free)
+            # An axis that a backend does not have tells nothing apart.
             return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
 
-        alike = {cell: each for cell, each in self.partner.of(by_cell).items() if like(cell)}
+        alike = {cell: partner for cell, partner in self.partner.of(by_cell).items() if is_alike(cell)}
         if not alike:
-            raise UnknownError(f"{outcome.cell.label} has no partner among {self.partner}")
+            raise UnknownError(f"{judged.cell.label} has no partner among {self.partner}")
         ran = self.partner.measured(alike)
-        return [(cell.label, each.figure(quantity), each) for cell, each in ran.items()]
+        return [(cell.label, partner.figure(quantity), partner) for cell, partner in ran.items()]
 
 
 # A case of a rule: its distance from breaking the rule (below 0: broken, NaN: undecided), the same as text, its cells.
@@ -237,21 +241,21 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         assert limit is not None  # `read_rule` selects Bound by this key
         return limit
 
-    def cases(self, by_cell: Outcomes) -> list[Case]:
+    def cases(self, by_cell: JudgedCells) -> list[Case]:
         factor = self.limit.factor
         cases: list[Case] = []
-        for cell, outcome in self.cells.measured(by_cell).items():
-            value, visits = outcome.figure(self.quantity), outcome.visits(self.quantity)
-            for label, other, partner in self.limit.partners(outcome, self.quantity, by_cell):
-                limit = factor * other
+        for cell, judged in self.cells.measured(by_cell).items():
+            value, visits = judged.figure(self.quantity), judged.visits(self.quantity)
+            for label, reference, partner in self.limit.partners(judged, self.quantity, by_cell):
+                limit = factor * reference
                 if not (math.isfinite(value) and math.isfinite(limit) and (limit > 0 or self.quantity in _DIFFER)):
                     raise UnknownError(f"{cell.label} has no {self.quantity} to compare with {label}")
                 text = f"against {factor:g}"
                 if self.limit.partner is not None and self.quantity in _DIFFER:
                     text = f"against {limit:.3g}, {factor:g} of {label}"
                 elif self.limit.partner is not None:
-                    text = f"is {value / other:.3g} of {label} ({other:.4g}); the rule says {factor:g}"
-                others = dict.fromkeys(visits, other) if partner is None else partner.visits(self.quantity)
+                    text = f"is {value / reference:.3g} of {label} ({reference:.4g}); the rule says {factor:g}"
+                others = dict.fromkeys(visits, reference) if partner is None else partner.visits(self.quantity)
                 common = sorted(visits.keys() & others.keys())
                 slack, why = self._slack([(visits[number], factor * others[number]) for number in common])
                 cells = [cell] if partner is None else [cell, partner.cell]
@@ -259,20 +263,20 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return cases
 
     def _slack(self, visits: Sequence[tuple[float, float]]) -> tuple[float, str]:
-        """Return the slack, from the value and the limit of every visit, and why it is undecided, or ""."""
-        turn = 1 if self.at_least is not None else -1
+        """The slack, from the value and the limit of every visit, and why it is undecided, or ""."""
+        sign = 1 if self.at_least is not None else -1
         if self.quantity in _DIFFER:
-            return _slack_of([turn * (value - limit) for value, limit in visits])
-        return _slack([(value / limit) ** turn for value, limit in visits])
+            return _slack_of([sign * (value - limit) for value, limit in visits])
+        return _slack([(value / limit) ** sign for value, limit in visits])
 
 
 def _slack(ratios: Sequence[float]) -> tuple[float, str]:
-    """Return the slack of what must be at least 1, from its value in every visit, and why it is undecided, or ""."""
+    """The slack of what must be at least 1, from its value in every visit, and why it is undecided, or ""."""
     return _slack_of([math.log(ratio) for ratio in ratios])
 
 
 def _slack_of(kept_by: Sequence[float]) -> tuple[float, str]:
-    """Return the slack of what every visit keeps by this much, below 0 if it breaks it, and why it is undecided."""
+    """The slack of what every visit keeps by this much, below 0 if it breaks it, and why it is undecided."""
     if len(kept_by) < MIN_PAIRS:
         return math.nan, f"; {_too_few(len(kept_by))}"
     _, low, high = paired_interval(np.array(kept_by))
@@ -294,11 +298,11 @@ class NoCliff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __str__(self) -> str:
         return f"{self.cells}: no cliff above {self.no_cliff_above:g}"
 
-    def cases(self, by_cell: Outcomes) -> list[Case]:
+    def cases(self, by_cell: JudgedCells) -> list[Case]:
         cases: list[Case] = []
         for curve in self.cells.curves(by_cell):
-            cell, cells = curve[0].cell, [outcome.cell for outcome in curve]
-            slack, text = self._judge([outcome.visits("gbps") for outcome in curve], cells)
+            cell, cells = curve[0].cell, [judged.cell for judged in curve]
+            slack, text = self._judge([judged.visits("gbps") for judged in curve], cells)
             name = f"{cell.backend} {cell.direction} N={cell.blocks} {cell.stream_state}"
             cases.append((slack, f"{name}: {text}", cells))
         if not cases:
@@ -306,7 +310,7 @@ class NoCliff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return cases
 
     def _judge(self, visits: Sequence[Visits], cells: Sequence[Cell]) -> tuple[float, str]:
-        """Return the slack and the text for a curve; `visits` are the GB/s of its cells."""
+        """The slack and the text for a curve; `visits` are the GB/s of its cells."""
         if (fewest := min(map(len, visits))) < MIN_PAIRS:
             return math.nan, _too_few(fewest)
         rates = [[*by_round.values()] for by_round in visits]
@@ -317,7 +321,8 @@ class NoCliff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return math.inf, "no cliff"
         below, above = (visits[sizes.index(size)] for size in (cliff.below_bytes, cliff.above_bytes))
         first, second = (below, above) if cliff.rises else (above, below)
-        slack, why = _slack([self.no_cliff_above * first[at] / second[at] for at in first.keys() & second.keys()])
+        common = first.keys() & second.keys()
+        slack, why = _slack([self.no_cliff_above * first[number] / second[number] for number in common])
         between = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
         return slack, f"{cliff.height:.2f}x {between}{why}"
 
@@ -327,16 +332,15 @@ class NoCliff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 GateRule = Bound | NoCliff
 
 
-def _check(rule: GateRule, by_cell: Outcomes) -> Row:
+def _check(rule: GateRule, by_cell: JudgedCells) -> Row:
     try:
         cases = rule.cases(by_cell)
     except UnknownError as why:
         return Row("rule", str(rule), GateVerdict.FAILED, [], reason=str(why))
     verdicts = [_verdict(slack) for slack, _, _ in cases]
     verdict = worst(verdicts)
-    _, text, cells = min(
-        (case for case, each in zip(cases, verdicts, strict=True) if each is verdict), key=lambda case: case[0]
-    )
+    decisive = [case for case, of_case in zip(cases, verdicts, strict=True) if of_case is verdict]
+    _, text, cells = min(decisive, key=lambda case: case[0])
     broken = verdicts.count(GateVerdict.FAIL)
     more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""
     return Row("rule", str(rule), verdict, cells, reason=text + more)

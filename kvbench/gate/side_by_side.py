@@ -193,7 +193,7 @@ class MeasuredSide(Observer):
         return Run(self.execution.writer.path, self._info, [*self._records], [])
 
     def without_partner(self) -> list[str]:
-        """Return a note if cells have no partner on the other side and are not measured."""
+        """A note if cells have no partner on the other side and are not measured."""
         paired = {*self.names.values()}
         rest = [cell for cell in self.plan.cells if cell not in paired]
         return [f"{counted(len(rest), 'cell')} only on the side {self.name}, such as {rest[0].label}"] if rest else []

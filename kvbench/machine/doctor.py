@@ -101,7 +101,7 @@ _Result = tuple[Status, str] | tuple[Status, str, str]
 
 
 def diagnose(findings: Findings) -> list[Check]:
-    """Return every check that applies to the device, in the order in which to fix problems."""
+    """Every check that applies to the device, in the order in which to fix problems."""
     engine = findings.engine
     of_gpu = {"driver": _driver, "batch entry": _batch_entry, "link": _link, "BAR1": _bar1, "NUMA": _numa}
     of_gpu |= {"clocks": _clocks, "throttle": _throttle, "other processes": _others, "IOMMU": _iommu}

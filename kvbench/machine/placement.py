@@ -35,7 +35,7 @@ def stay_near(node: int, bus_id: str, *, sources: Sources | None = None) -> tupl
 
 
 def far_pages(address: int, size_bytes: int, node: int) -> list[str]:
-    """Return a note if some of a sample of the pages, which must be in use, are not on `node` (-1: any will do)."""
+    """A note if some of a sample of the pages, which must be in use, are not on `node` (-1: any will do)."""
     nodes = nodes_of_pages(address, size_bytes) if node >= 0 else []
     if far := [other for other in nodes if other != node]:
         where = ", ".join(map(str, sorted(set(far))))
@@ -45,7 +45,7 @@ def far_pages(address: int, size_bytes: int, node: int) -> list[str]:
 
 
 def nodes_of_pages(address: int, size_bytes: int) -> list[int]:
-    """Return the NUMA nodes of a sample of the pages in use; empty if the kernel does not report them."""
+    """The NUMA nodes of a sample of the pages in use; empty if the kernel does not report them."""
     pages = np.linspace(address, address + size_bytes - 1, _SAMPLE).astype(np.uint64) & ~np.uint64(0xFFF)
     nodes = np.full(_SAMPLE, -1, dtype=np.int32)
     # Of this process (0), and without nodes to move to (None): the call only asks.

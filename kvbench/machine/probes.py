@@ -99,7 +99,7 @@ def _process_name(machine: Machine, pid: int) -> str | None:
 
 
 def _ecc_errors(machine: Machine) -> dict[str, Json]:
-    """Return the ECC errors in all memories of the GPU since the driver was loaded; raises."""
+    """The ECC errors in all memories of the GPU since the driver was loaded; raises."""
     errors = enumerate(("corrected", "uncorrected"))  # by NVML's numbers
     return {kind: int(machine.ask("nvmlDeviceGetTotalEccErrors", number, _VOLATILE)) for number, kind in errors}
 
@@ -173,7 +173,7 @@ def identity(
     sm_count: int | None = None,
     sources: Sources | None = None,
 ) -> dict[str, Scalar]:
-    """Return the fields that identify a kind of machine; none of them changes while a machine runs.
+    """The fields that identify a kind of machine; none of them changes while a machine runs.
 
     `device` is "cpu" or "cuda:N". The other arguments come from the engine: the hash of its sources, the PCI bus id of
     the device (without it, the ordinal is taken as NVML's if that is certain) and the SM count, which NVML lacks.
@@ -210,7 +210,7 @@ def observe(
     sources: Sources | None = None,
     **of_run: Callable[[Machine], Json],
 ) -> dict[str, Json]:
-    """Return the current observations, with units in the names, and under "unavailable" why each missing field is None.
+    """The current observations, with units in the names, and under "unavailable" why each missing field is None.
 
     The reasons also cover the fields of `identity`. `own_pids` are kvbench's processes on the GPU (the worker), which
     do not count as other processes; `of_run` are more probes.
@@ -224,7 +224,7 @@ def observe(
 def _read_all(
     probes: Mapping[str, Callable[[Machine], Value]], machine: Machine
 ) -> tuple[dict[str, Value | None], dict[str, str]]:
-    """Return the value of every field, None if its probe raised, and field -> reason for those."""
+    """The value of every field, None if its probe raised, and field -> reason for those."""
     values: dict[str, Value | None] = {}
     reasons: dict[str, str] = {}
     for field, probe in probes.items():

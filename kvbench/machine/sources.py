@@ -40,7 +40,7 @@ def _kib_fields(text: str) -> dict[str, int]:
 
 @cache
 def driver_version() -> int:
-    """Return the newest CUDA version that the driver supports as `cuDriverGetVersion` gives it (12040: 12.4).
+    """The newest CUDA version that the driver supports as `cuDriverGetVersion` gives it (12040: 12.4).
 
     Returns 0 if there is no driver.
     """
@@ -72,11 +72,11 @@ class Sources:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def text(self, path: str) -> str:
-        """Return the stripped text of a file below the root ("proc/loadavg"); raises OSError."""
+        """The stripped text of a file below the root ("proc/loadavg"); raises OSError."""
         return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
 
     def numbers(self, path: str) -> set[int]:
-        """Return the numbers in a file in the kernel's list format ("0-3,8"); raises OSError, ValueError."""
+        """The numbers in a file in the kernel's list format ("0-3,8"); raises OSError, ValueError."""
         numbers: set[int] = set()
         text = self.text(path)
         for item in text.split(",") if text else ():
@@ -85,29 +85,29 @@ class Sources:
         return numbers
 
     def cpu_nodes(self) -> set[int]:
-        """Return the NUMA nodes that have CPUs (GPU memory can be a node without CPUs); raises OSError, ValueError."""
+        """The NUMA nodes that have CPUs (GPU memory can be a node without CPUs); raises OSError, ValueError."""
         return self.numbers(f"{_NODES}/has_cpu")
 
     def cpus_of_node(self, node: int) -> set[int]:
-        """Return the CPUs of a NUMA node; empty if the kernel does not report them."""
+        """The CPUs of a NUMA node; empty if the kernel does not report them."""
         try:
             return self.numbers(f"{_NODES}/node{node}/cpulist")
         except (OSError, ValueError):
             return set()
 
     def available_bytes(self) -> int:
-        """Return the bytes that can still be pinned: what the kernel can free, limited by the control groups."""
+        """The bytes that can still be pinned: what the kernel can free, limited by the control groups."""
         left = [self._left_in_group(folder, *files) for folder, files in self._control_groups()]
         available = _kib_fields(self.text("proc/meminfo"))["MemAvailable"] * KIB
         return min([available, *(bytes_left for bytes_left in left if bytes_left is not None)])
 
     def has_ipc_lock(self) -> bool:
-        """Return whether CAP_IPC_LOCK is among the effective capabilities of this process."""
+        """Whether CAP_IPC_LOCK is among the effective capabilities of this process."""
         match = re.search(r"^CapEff:\s*([0-9a-f]+)", self.text("proc/self/status"), re.MULTILINE)
         return match is not None and bool(int(match[1], 16) >> _CAP_IPC_LOCK & 1)
 
     def shm_bytes(self) -> int:
-        """Return the bytes that are free for files in memory, 0 without a place for them."""
+        """The bytes that are free for files in memory, 0 without a place for them."""
         try:
             free = os.statvfs(self.root / "dev/shm")
         except OSError:
@@ -121,7 +121,7 @@ class Sources:
         return 0
 
     def near_node(self, bus_id: str) -> int:
-        """Return the NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
+        """The NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
         node = int(self.text(f"{_pci_folder(bus_id)}/numa_node"))
         if node >= 0:
             return node
@@ -131,13 +131,13 @@ class Sources:
         raise UnavailableError("the kernel reports no NUMA node for the GPU, and the host has several")
 
     def iommu_type(self, bus_id: str) -> str:
-        """Return the type of a PCI device's IOMMU group ("identity", "DMA", "DMA-FQ"), "" without one."""
+        """The type of a PCI device's IOMMU group ("identity", "DMA", "DMA-FQ"), "" without one."""
         with suppress(OSError, ValueError):
             return self.text(f"{_pci_folder(bus_id)}/iommu_group/type")
         return ""
 
     def huge_pages(self) -> str:
-        """Return the kernel's setting of transparent huge pages ("always [madvise] never"), "" without one."""
+        """The kernel's setting of transparent huge pages ("always [madvise] never"), "" without one."""
         with suppress(OSError):
             return self.text("sys/kernel/mm/transparent_hugepage/enabled")
         return ""
@@ -215,7 +215,7 @@ def _out_of_reach(reason: str) -> Nvml:
 
 
 def _handle_of_ordinal(nvml: Nvml, ordinal: int, environ: Mapping[str, str]) -> Any:
-    """Return the handle of CUDA device `ordinal` if its PCI bus id is unknown because the engine did not load.
+    """The handle of CUDA device `ordinal` if its PCI bus id is unknown because the engine did not load.
 
     Raises UnavailableError if CUDA can number the GPUs differently from NVML, which uses PCI order.
     """

@@ -1,7 +1,6 @@
 """Swaps beside a neighbour: each is measured alone and both together, in an order of turns that cancels drift."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -25,7 +24,6 @@ LEAST_ALONE: Final = 5
 STEP_S: Final = 0.001
 # After that, at most, or as long as so much slower iterations take, it counts as stuck.
 LONGEST_S, LONGEST_SLOWDOWN = 10.0, 50.0
-ONE_BLOCK_SWAPS: Final = 8
 # A queue has room for the copies of such a submission. One of more would wait for room, and the gate for it.
 MOST_GATED_CALLS: Final = 256
 # Of a turn: a turn of small swaps has tens of thousands.
@@ -101,14 +99,13 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What the turns of a visit need: the swaps, the neighbour, and a swap of one block, which returns its wall time.
+    """What the turns of a visit need: the swaps and the neighbour.
 
     The turn of both has `iterations` whole iterations of the neighbour at least.
     """
 
     flow: Flow
     neighbour: RunningNeighbour
-    one_block_us: Callable[[], float]
     seconds: float
     iterations: int
 
@@ -132,7 +129,6 @@ class Turns:
         self.flow.run(turn, SWAPS_SHARE * self.seconds)
         record.swaps_alone_gbps.append(self.flow.gbps(turn))
         record.swaps_alone_us.append(median(turn.wall_us))
-        record.one_block_alone_us.extend(self.one_block_us() for _ in range(ONE_BLOCK_SWAPS))
 
     def _neighbour_alone(self, record: Beside) -> None:
         first, last = self.neighbour.run_for(ALONE_SHARE * self.seconds, LEAST_ALONE)
@@ -156,5 +152,4 @@ class Turns:
         record.swaps_beside_us.append(median(turn.wall_us))
         record.neighbour_beside_us.extend(neighbour.times_us(first, last))
         record.readback_us.extend(neighbour.readbacks_us(first, last))
-        record.one_block_beside_us.extend(self.one_block_us() for _ in range(ONE_BLOCK_SWAPS))
         return turn.samples

@@ -72,13 +72,8 @@ class ReplaySampler(Sampler):
     ) -> None:
         self._backend, self._trace, self._placed = backend, trace, swaps
         self._rng = np.random.default_rng(seed)
-        self._before_ms = 0.0  # that comparing earlier swaps took
         workload, prepared = self._set_up(bench, cell, swaps[0])
         super().__init__(bench, self.cell, workload, prepared)
-
-    @property
-    def verify_ms(self) -> float:
-        return self._before_ms + self.workload.verify_ms
 
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
         del sampling, begin
@@ -86,7 +81,6 @@ class ReplaySampler(Sampler):
         columns: dict[str, list[Any]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
         verified_bytes = 0
         for swap in self._placed:
-            self._before_ms = self.verify_ms
             self.workload, self.swaps = self._set_up(self.bench, self.cell, swap)
             most = None if not samples or self._rng.random() < _COMPARED_IN_FULL else _COMPARED_BLOCKS
             self.take_idle()

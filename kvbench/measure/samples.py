@@ -82,10 +82,6 @@ class Sampler:
     def prepared(self) -> PreparedSwap:
         return self.swaps[0]
 
-    @property
-    def verify_ms(self) -> float:
-        return self.workload.verify_ms
-
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Within the context, what runs beside the swaps is there. Raises NeighbourError, EngineError."""
@@ -141,12 +137,6 @@ class BesideNeighbour(Sampler):
 
     _neighbour: RunningNeighbour
 
-    def __init__(
-        self, bench: Bench, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap], backend: Backend
-    ) -> None:
-        super().__init__(bench, cell, workload, swaps)
-        self._backend = backend
-
     @contextmanager
     def opened(self) -> Iterator[None]:
         self._neighbour = self.bench.neighbour(self.cell.neighbour)
@@ -155,19 +145,9 @@ class BesideNeighbour(Sampler):
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
         if not sampling.warmups:
             take()  # loads what a first submission loads, for which it would wait behind the gate
-        bench, memory = self.bench, self.workload.memories[0]
-        flow = Flow(bench.device, bench.stream, self.workload, self.cell, self.prepared)
-        # One block, or as many as a backend for pages on the host needs to copy at all.
-        least_bytes = getattr(self._backend, "host_run_bytes", 0)
-        smallest = memory.part(0, max(1, -(-least_bytes // self.cell.block_bytes)))
-        one_block = self._backend.create(bench.request(self.cell, smallest))
+        flow = Flow(self.bench.device, self.bench.stream, self.workload, self.cell, self.prepared)
         seconds = max(LEAST_BESIDE_S, sampling.cell_seconds)
-
-        def one_block_us() -> float:
-            return _timed(bench.region, one_block, StreamState.IDLE, Queue()).wall_us
-
-        turns = Turns(flow, self._neighbour, one_block_us, seconds, sampling.min_iterations)
-        samples, beside = turns.measure()
+        samples, beside = Turns(flow, self._neighbour, seconds, sampling.min_iterations).measure()
         return Taken(samples, "time", beside)
 
 
@@ -378,7 +358,7 @@ def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swa
         return Sampler(bench, cell, workload, swaps)
     if cell.layers:
         return BesideStep(bench, cell, workload, swaps)
-    return BesideNeighbour(bench, cell, workload, swaps, backend)
+    return BesideNeighbour(bench, cell, workload, swaps)
 
 
 def take_one(

@@ -81,7 +81,7 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
     try:
         with ExitStack() as stack:
             for at in arms.turn():
-                samplers[at].workload.verify_ms, samplers[at].workload.guarded = 0.0, verified[at]
+                samplers[at].workload.guarded = verified[at]
                 stack.enter_context(samplers[at].opened())
             if any(verified):
                 bench.pools.rest()
@@ -187,7 +187,6 @@ def _record(request: MeasureCells, at: int, ready: SetUp, sampled: Sampled, veri
         ),
         calls=sampled.calls,
         verified_bytes=verified_bytes,
-        verify_ms=sampler.verify_ms,
         busy_cpu_us=sampled.busy_cpu_us,
         cpu=surroundings.cpu,
         probe_us=max(surroundings.probes_us),

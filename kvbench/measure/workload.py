@@ -227,7 +227,6 @@ class Workload:
         small, small_bytes = cell.small_blocks
         self._sizes[small] = small_bytes
         self.siblings: Sequence[Workload] = ()  # the other arms of the visit, whose blocks lie in the same pools
-        self.verify_ms = 0.0
         self.memories = [_memory_of(pools, cell, layouts[0], self._sizes) for _ in range(slots)]
         self._written = [layouts[0]] * slots
 
@@ -358,7 +357,6 @@ class Workload:
         """
         if not self._used:
             return 0
-        began_s = time.perf_counter()
         used, stride = [self._layouts[index] for index in sorted(self._used)], np.uint64(self._cell.block_bytes)
         self._used.clear()
         sources = np.concatenate([layout.source_rows for layout in used])
@@ -374,7 +372,6 @@ class Workload:
             block = None if copied.first_wrong_range is None else some[copied.first_wrong_range] % self._cell.blocks
             raise VerificationError(_mismatch_message(copied, around, spoiled, block))
         self._pools.put_back(self._cell.direction, self._cell.memory, offsets, sizes)
-        self.verify_ms += (time.perf_counter() - began_s) * 1e3
         return copied.checked_bytes + around.checked_bytes + spoiled.checked_bytes
 
     def leave(self) -> None:

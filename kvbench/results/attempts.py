@@ -31,7 +31,7 @@ class Ceilings:
         return _low_by(of_round[before], max(max(each.values()) for each in rounds.values()))
 
     def low(self, before: int) -> list[tuple[str, int]]:
-        """Return the directions and rounds whose ceilings before this attempt were all low, the lowest first."""
+        """The directions and rounds whose ceilings before this attempt were all low, the lowest first."""
         low: dict[tuple[str, int], float] = {}
         for direction, rounds in self._gbps.items():
             of_rounds = {
@@ -49,7 +49,7 @@ def _low_by(gbps: float, best: float) -> float:
 
 
 def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
-    """Return the least disturbed attempt of every visit, of equals the first, in journal order; first by the ceiling.
+    """The least disturbed attempt of every visit, of equals the first, in journal order; first by the ceiling.
 
     Arms that were measured in turn share the attempt. Of an attempt whose records a kill cut off, the later ones count.
     """

@@ -31,12 +31,12 @@ class CardSpread(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
 
 
 def kind_of(backend: str, swap_bytes: int) -> str:
-    """Return the kind of a swap: swaps of one kind have one spread."""
+    """The kind of a swap: swaps of one kind have one spread."""
     return f"{backend}, {'from' if swap_bytes >= LARGE_FROM_BYTES else 'below'} {LARGE_FROM_BYTES >> 20} MiB"
 
 
 def spread_between(card: str, kind: str) -> Margin:
-    """Return the spread between two runs on a card for a kind of swap.
+    """The spread between two runs on a card for a kind of swap.
 
     A card that was not measured has the spread of other cards, a kind that was not measured the largest of any kind.
     """

@@ -29,7 +29,7 @@ def summarize(
     visits: Sequence[Visit],
     ceilings: Mapping[str, Sequence[float]],
 ) -> pd.DataFrame:
-    """Return one row per outcome of a run, with its figures; `visits` are those that count."""
+    """One row per outcome of a run, with its figures; `visits` are those that count."""
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     sm_copies = {direction: reached(records, direction) for direction in Direction}
     of_cells = by_cell(visits)
@@ -60,7 +60,7 @@ def _device_label(info: RunInfo) -> str:
 
 
 def as_csv(frame: pd.DataFrame) -> bytes:
-    """Return a table as CSV; text that a spreadsheet would read as a formula starts with an apostrophe."""
+    """A table as CSV; text that a spreadsheet would read as a formula starts with an apostrophe."""
     texts = frame.select_dtypes(["object", "str", "category"])
     safe = {str(name): texts[name].map(_no_formula) for name in texts}
     return frame.assign(**safe).to_csv(index=False).encode()
@@ -71,7 +71,7 @@ def _no_formula(value: Any) -> Any:
 
 
 def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
-    """Return one row per raw sample of `visits`, in order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
+    """One row per raw sample of `visits`, in order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
     counts = [len(visit.samples) for visit in visits]
     owner = np.repeat(np.arange(len(visits)), counts)
     first = np.cumsum([0, *counts])[:-1]
@@ -87,7 +87,7 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
 
 
 def _limits(cell: Cell, ceilings: Mapping[str, float], sm_copies: Reached | None) -> dict[str, float]:
-    """Return the ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
+    """The ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling = ceilings.get(cell.direction, math.nan)
     limit = roof = Rate(math.nan)
     if sm_copies is not None:
@@ -100,7 +100,7 @@ def _limits(cell: Cell, ceilings: Mapping[str, float], sm_copies: Reached | None
 
 
 def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str, Any]:
-    """Return the row of a cell, without what `_figures` takes from its samples."""
+    """The row of a cell, without what `_figures` takes from its samples."""
     cell, visits = outcome.cell, of_cells.get(outcome.cell, ())
     low_us, high_us = outcome.interval_us
     return {
@@ -133,7 +133,7 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
 
 
 def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per cell of `measured`: the quartiles of its samples, and how many are execution only."""
+    """One row per cell of `measured`: the quartiles of its samples, and how many are execution only."""
     owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
     # Samples of failed cells (owner < 0) come first and are dropped.
     order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]
@@ -161,7 +161,7 @@ def samples_with_axes(visits: Sequence[Visit]) -> pd.DataFrame:
 
 
 def axis_columns(cell: Cell) -> dict[str, Any]:
-    """Return the columns of a cell's axes: its texts, and its numbers."""
+    """The columns of a cell's axes: its texts, and its numbers."""
     return {**cell.spelled_out(), **{axis.field: getattr(cell, axis.field) for axis in AXES.values() if axis.number}}
 
 

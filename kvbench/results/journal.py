@@ -51,7 +51,7 @@ def seal(record: Record, crc: int) -> tuple[bytes, int]:
 
 
 def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int]:
-    """Return the record of a complete line, with its cell checked, and its checksum; raises RunDirectoryError."""
+    """The record of a complete line, with its cell checked, and its checksum; raises RunDirectoryError."""
     body = line[:-_SEAL_BYTES] + b"}"
     checksum = zlib.crc32(body, crc)
     if line[-_SEAL_BYTES:] != _SEAL % checksum:

@@ -24,7 +24,7 @@ class Rate(NamedTuple):
 
     @classmethod
     def of(cls, amount: float, times_us: Sequence[float]) -> Self:
-        """Return the rate of `amount` in the times of the rounds, per microsecond; NaN for a time of 0."""
+        """The rate of `amount` in the times of the rounds, per microsecond; NaN for a time of 0."""
         ends_us = median_interval(times_us)
         low, high = (amount / us if 0 < us < math.inf else math.nan for us in reversed(ends_us))
         middle_us = median(times_us)
@@ -53,7 +53,7 @@ class Reached:
 
 
 def reached(records: Iterable[Record], direction: Direction) -> Reached | None:
-    """Return what SM copies reached in a run, None if it did not measure that."""
+    """What SM copies reached in a run, None if it did not measure that."""
     roofs = [record for record in records if isinstance(record, Roof) and record.direction == direction]
     roofs = [roof for roof in roofs if min(map(min, (roof.copy_us, roof.scattered_us, roof.dense_us))) > 0]
     if not roofs:

@@ -156,12 +156,12 @@ class Opposite(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
 class Beside(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Swaps and their neighbour in one visit: each alone and beside the other, measured in turn.
 
-    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included,
-    `swaps_…_us` the median wall time of the swaps of each turn, and `one_block_…_us` the times of swaps of one block,
-    from submission to completion. Where the layers of a step wait for the swaps, an iteration is a step from its
-    submission, beside swaps together with theirs, and a turn one swap. `readback_…us` are the times from the end of a
-    decode step's computation until its sampled tokens are on the host, without swaps and beside them; runs from before
-    the step had small copies have none. `dry` counts how often the neighbour's stream ran out of work.
+    `neighbour_…_us` are its iteration times, `swaps_…_gbps` the GB/s of each turn of swaps, gaps included, and
+    `swaps_…_us` the median wall time of the swaps of each turn. Where the layers of a step wait for the swaps, an
+    iteration is a step from its submission, beside swaps together with theirs, and a turn one swap. `readback_…us` are
+    the times from the end of a decode step's computation until its sampled tokens are on the host, without swaps and
+    beside them; runs from before the step had small copies have none. `dry` counts how often the neighbour's stream ran
+    out of work. Only older runs have the times of swaps of one block.
     """
 
     neighbour_alone_us: list[_TimeUs] = []
@@ -252,8 +252,8 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
     `busy_cpu_us` is the evidence for the path of a batched copy on an idle stream: the CPU time of the same
     submission on a busy stream, where the call only hands over to the copy engine. `cpu` is the CPU that the
     submitting thread was pinned to, and `chosen` the choice of a backend that chooses among others. `pace_gbps` is
-    the rate at which its swaps were held, None if at none. `began` is in seconds since 1970, and `verify_ms` is the
-    part of the visit's duration spent on comparing and restoring bytes. `span_ns` is its begin and end on the host's
+    the rate at which its swaps were held, None if at none. `began` is in seconds since 1970; only older runs
+    have `verify_ms`, what comparing and restoring bytes took. `span_ns` is its begin and end on the host's
     monotonic clock. `probe_us` is the longest time of a fixed piece of work on that CPU, `slowdown` its ratio to the
     best time in this process; `clock_limits` are NVML's reasons for a limited clock. `disturbed` lists what disturbed
     the visit; a disturbed visit is repeated up to twice, and the least disturbed `attempt` counts. `group` names the
@@ -337,7 +337,7 @@ def identity_hash(fields: Mapping[str, Scalar]) -> str:
 
 
 def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return one line for each field that differs ('triton: "3.6.0" against "3.7.1"'), sorted by name.
+    """One line for each field that differs ('triton: "3.6.0" against "3.7.1"'), sorted by name.
 
     Empty if and only if the hashes agree; a missing field differs from a field that is None.
     """
@@ -345,13 +345,13 @@ def differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
 
 
 def differing(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[tuple[str, str, str]]:
-    """Return the fields that differ, sorted by name: (name, value in `a`, value in `b`) as text."""
+    """The fields that differ, sorted by name: (name, value in `a`, value in `b`) as text."""
     pairs = ((name, _show(name, a), _show(name, b)) for name in sorted(a.keys() | b.keys()))
     return [(name, in_a, in_b) for name, in_a, in_b in pairs if in_a != in_b]
 
 
 def machine_differences(a: Mapping[str, Scalar], b: Mapping[str, Scalar]) -> list[str]:
-    """Return the `differences` of two machines: of all fields but those that are under test in a comparison."""
+    """The `differences` of two machines: of all fields but those that are under test in a comparison."""
     without = dict.fromkeys(_UNDER_TEST)
     return differences({**a, **without}, {**b, **without})
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from kvbench.analysis.compare import Verdict, Visits, compare_visits, verdict_of
+from kvbench.analysis.compare import Comparison, Verdict, Visits, compare_visits, known_interval, verdict_of
 from kvbench.analysis.curves import pareto_edge
 from kvbench.analysis.margins import IN_TURN, MIN_P90, MIN_P99
 from kvbench.cells.axes import NO_PACE, Neighbour, Role
@@ -31,9 +31,8 @@ from kvbench.report.model import (
     Strong,
     Text,
 )
-from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.numbers import ABSENT, bytes_size, count, figure, is_wide, noun, with_interval
 from kvbench.report.tables import (
-    SIGNS,
     Band,
     axis_text,
     chart_text,
@@ -43,6 +42,7 @@ from kvbench.report.tables import (
     measured_table,
     method_of,
     name_of,
+    sign_of,
     swap_text,
 )
 from kvbench.report.view import DIRECTIONS, View, grouped, is_measured
@@ -52,8 +52,6 @@ from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)
-# Findings do not tell smaller slowdowns apart.
-_LEAST: Final = 0.01
 _DRAWN: Final = "GB/s: whole time, host clock. Takes: mean over alone"
 _CLOCK: Final = f"{_DRAWN}; p90: by percentiles. Lost, thread [95%]: ms a GB"
 _READBACK: Final = "Readback: us until a step's tokens arrive, p90"
@@ -123,13 +121,12 @@ class Slowed:
         return [self.outcome.beside[number] for number in self.outcome.costs]
 
     @cached_property
-    def slowdown(self) -> tuple[float, float, float]:
-        """How many times as long a step takes, by the mean of its iterations, and its interval."""
-        return slowdown_of(self.costs)
+    def slowdown(self) -> Comparison:
+        return slowdown_by(self.costs)
 
     @property
     def has_interval(self) -> bool:
-        return math.isfinite(self.slowdown[2])
+        return math.isfinite(self.slowdown.high)
 
     @cached_property
     def lost_ms(self) -> tuple[float, float, float]:
@@ -145,9 +142,12 @@ class Slowed:
         return median(cost.gbps for cost in self.costs)
 
     @property
-    def alone_gbps(self) -> float:
-        rates = [median(turns.swaps_alone_gbps) for turns in self._turns if turns.swaps_alone_gbps]
-        return median(rates) if rates else math.nan
+    def gbps_text(self) -> str:
+        return _median_text([cost.gbps for cost in self.costs])
+
+    @property
+    def alone_gbps_text(self) -> str:
+        return _median_text([median(turns.swaps_alone_gbps) for turns in self._turns if turns.swaps_alone_gbps])
 
     @property
     def alone_us(self) -> float:
@@ -298,8 +298,8 @@ def _costs(slowed: Slowed | None, step: Neighbour) -> list[str]:
     readback = step == Neighbour.DECODE
     if slowed is None:
         return [""] * (5 + readback)
-    texts = [figure(slowed.gbps), _takes(slowed), _ratio(slowed.slowdown_p90)]
-    texts += [_interval(slowed.lost_ms), figure(slowed.thread_ms[0])]
+    texts = [slowed.gbps_text, takes_text(slowed.slowdown), _ratio(slowed.slowdown_p90)]
+    texts += [_interval(slowed.lost_ms), _interval(slowed.thread_ms)]
     return [*texts, figure(slowed.readback_us)] if readback else texts
 
 
@@ -307,8 +307,26 @@ def _ratio(ratio: float) -> str:
     return f"{ratio:.2f}x" if math.isfinite(ratio) else ""
 
 
-def _takes(slowed: Slowed) -> str:
-    return f"{SIGNS.get(_verdict(slowed), '')}{_ratio(slowed.slowdown[0])}"
+def _median_text(rates: Sequence[float]) -> str:
+    """The median of the visits, with its interval where that is wide."""
+    return with_interval(median(rates), *known_interval(rates)) if rates else ABSENT
+
+
+def slowdown_by(costs: Collection[Cost]) -> Comparison:
+    """How the time of a step beside swaps differs from that of a step alone, by the means of its iterations."""
+    ratio, low, high = slowdown_of(costs)
+    verdict = Verdict.UNDECIDED
+    if 0 < low <= high < math.inf:
+        verdict = verdict_of(math.log(low), math.log(high), math.log1p(IN_TURN.fraction))
+    return Comparison(ratio, low, high, verdict)
+
+
+def takes_text(slowdown: Comparison) -> str:
+    """How many times as long a step takes, with its interval where that is wide or leaves open whether it is longer."""
+    ratio, low, high = slowdown.ratio, slowdown.low, slowdown.high
+    is_open = slowdown.verdict is Verdict.UNDECIDED and math.isfinite(high)
+    interval = f" ({low:.2f} to {high:.2f})" if is_open or is_wide(ratio, low, high) else ""
+    return f"{sign_of(slowdown)}{_ratio(ratio)}{interval}"
 
 
 def _interval(band: Band) -> str:
@@ -343,7 +361,7 @@ def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
             body.append([one.label, size, why, *[""] * (len(header) - 3)])
             continue
         line: list[Text] = [Strong(one.label) if outcome in edge else one.label, size]
-        line += [figure(one.alone_gbps), figure(one.gbps), _takes(one)]
+        line += [one.alone_gbps_text, one.gbps_text, takes_text(one.slowdown)]
         line += [*(_both(one.both_us(percent)) for percent in percents), figure(one.worst_us)]
         line += [_interval(one.lost_ms), _interval(one.thread_ms)]
         body.append([*line, *([figure(one.readback_us)] if reads_back else []), _both(one.swap_us)])
@@ -363,42 +381,38 @@ def _edge(slowed: Sequence[Slowed]) -> set[Outcome]:
     edge: set[Outcome] = set()
     for of_size in grouped(slowed, lambda one: one.cell.block_bytes).values():
         known = [one for one in of_size if one.has_interval]
-        kept = pareto_edge([one.gbps for one in known], [one.slowdown[0] for one in known])
+        kept = pareto_edge([one.gbps for one in known], [one.slowdown.ratio for one in known])
         edge |= {one.outcome for one, is_kept in zip(known, kept, strict=True) if is_kept}
     return edge
-
-
-def _verdict(slowed: Slowed) -> Verdict:
-    """Whether the visits settle on which side of the margin the slowdown lies."""
-    _, low, high = slowed.slowdown
-    margin = math.log1p(IN_TURN.fraction)
-    return verdict_of(math.log(low), math.log(high), margin) if 0 < low <= high < math.inf else Verdict.UNDECIDED
 
 
 def _least_cost(direction: str, points: Sequence[Slowed]) -> tuple[str, str]:
     """Return the highest of `RATES` that was reached, and what it costs at least."""
     reached = max((rate for rate in RATES if any(point.gbps >= rate for point in points)), default=0)
     fast = [point for point in points if point.gbps >= reached]
-    best = min(fast, key=lambda point: (point.slowdown[0], -point.gbps))
+    best = min(fast, key=lambda point: (point.slowdown.ratio, -point.gbps))
     others = [_slowdowns(point) for point in fast if point is not best]
     compared = [compare_visits(_slowdowns(best), other, IN_TURN) for other in others]
-    unclear = sum(one.verdict is not Verdict.SLOWER for one in compared)
-    rivals = f", {unclear} alike" if unclear else ""
+    unclear = sum(comparison.verdict is not Verdict.SLOWER for comparison in compared)
+    rivals = f", or {noun(unclear, 'other')}" if unclear else ""
     size = "" if best.cell.block_bytes == _USUAL_BYTES else f", {swap_text(best.cell)}"
     swaps = f"{direction}: {best.label}{size}{rivals}"
     rate = f" at {reached} GB/s or more" if reached else ""
-    return rate, f"{_longer(best.slowdown[0])} ({swaps})"
+    return rate, f"{_longer(best.slowdown)} ({swaps})"
 
 
 def _slowdowns(point: Slowed) -> Visits:
     return {number: cost.slowdown for number, cost in point.outcome.costs.items()}
 
 
-def _longer(slowdown: float) -> str:
-    """Return a slowdown as text, "20% longer" or "2.4x as long"; nothing finer than what repeats."""
-    if slowdown < 1 + _LEAST:
-        return f"less than {_LEAST:.0%} longer"
-    return f"{two_digits(slowdown)}x as long" if slowdown >= 1.95 else f"{two_digits((slowdown - 1) * 100)}% longer"
+def _longer(slowdown: Comparison) -> str:
+    """Say how much longer a step takes, "20% longer" or "2.4x as long", where the visits tell that it does."""
+    ratio = slowdown.ratio
+    if slowdown.verdict is Verdict.UNDECIDED:
+        return f"{slowdown.low:.2f}x to {slowdown.high:.2f}x, undecided"
+    if slowdown.verdict is not Verdict.SLOWER:
+        return f"at most {IN_TURN.fraction:.0%} longer"
+    return f"{two_digits(ratio)}x as long" if ratio >= 1.95 else f"{two_digits((ratio - 1) * 100)}% longer"
 
 
 def _chart(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> Chart:
@@ -430,7 +444,8 @@ def _lines(side: Sequence[Slowed]) -> list[PlotLine]:
         elif not paced:
             notes, by = [noun(one.cell.sms or 0, "SM") for one in line], "by SM count"
         label, shown = (f"{method} {by}", notes) if len(line) > 1 else (line[0].label, [])
-        x, bands = [one.gbps for one in line], [one.slowdown for one in line]
+        x = [one.gbps for one in line]
+        bands = [(one.slowdown.ratio, one.slowdown.low, one.slowdown.high) for one in line]
         lines.append(line_of(label, backend, x, bands, variants[backend], notes=shown))
         variants[backend] += 1
     return lines

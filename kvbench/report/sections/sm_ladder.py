@@ -30,6 +30,7 @@ from kvbench.report.model import (
     Text,
 )
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
+from kvbench.report.sections.beside import slowdown_by, takes_text
 from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import (
     INCLUDES,
@@ -42,7 +43,7 @@ from kvbench.report.tables import (
     rate_band,
 )
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
-from kvbench.results.outcomes import Outcome, slowdown_of
+from kvbench.results.outcomes import Outcome
 from kvbench.text import ends
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import export
@@ -211,7 +212,7 @@ def _table(shown: Ladders, decode: Decode) -> DataTable:
 
 
 def _slowdown_text(beside: Outcome | None) -> str:
-    return f"{slowdown_of(beside.costs.values())[0]:.2f}x" if beside else ""
+    return takes_text(slowdown_by(beside.costs.values())) if beside else ""
 
 
 def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Chart:

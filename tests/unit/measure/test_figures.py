@@ -78,12 +78,12 @@ def test_a_record_has_what_was_taken(monkeypatch: pytest.MonkeyPatch, cell: Cell
     prepared = mock.Mock(mechanism=Mechanism.SM_KERNEL, chosen="sm", pace_gbps=46.0, warnings=["slow"])
     cells = [CELL.as_strings(), cell.as_strings()]
     request = MeasureCells(cells=cells, group="g", round=4, attempt=2, seed=1, sampling=Sampling())
-    ready = SetUp(cell, mock.Mock(prepared=prepared, verify_ms=2.5))
+    ready = SetUp(cell, mock.Mock(prepared=prepared))
     made = visit._record(request, 1, ready, visit.Sampled(taken, 7, 33.0, around), 99)
     columns = {name: [getattr(one, name) for one in every] for name in kept_of(cell)}
     assert made == Visit(
         cell_text=cells[1], group="g", round=4, attempt=2, stopped_by="time", path="SM kernel", calls=7,
-        samples=Samples(**columns, swap_blocks=[*range(9)]), verified_bytes=99, verify_ms=2.5, busy_cpu_us=33.0, cpu=5,
+        samples=Samples(**columns, swap_blocks=[*range(9)]), verified_bytes=99, busy_cpu_us=33.0, cpu=5,
         probe_us=3.0, slowdown=1.4, sm_clock_mhz=1980, clock_limits=["cap"], disturbed=[Disturbance.STEP], chosen="sm",
         pace_gbps=46.0, warnings=[*warnings_of(cell, every), *short, "slow", "odd"], beside=beside,
     )  # fmt: skip
@@ -254,7 +254,7 @@ def test_a_visit_makes_its_checks_of_each_arm_that_copies(
     assert made["_record"].mock_calls == [call(request, at, arms.ready[at], taken[at], verified[at]) for at in range(2)]
     assert [one.workload.leave.called for one in (copies, empty)] == [not verifies, True]
     assert bench.mock_calls == [call.pools.rest()] * verifies + [call.device.arm(None)]
-    assert [(one.workload.guarded, one.workload.verify_ms) for one in arms.samplers] == [(verifies, 0.0), (False, 0.0)]
+    assert [one.workload.guarded for one in arms.samplers] == [verifies, False]
 
 
 @pytest.mark.parametrize(("blocks", "swaps"), [(16, 20), (1 << 17, 16), (1 << 18, 8), (1 << 20, 4)])

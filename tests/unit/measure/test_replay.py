@@ -69,20 +69,6 @@ def test_every_swap_is_made_and_all_its_bytes_are_compared(
     assert made.warnings == ["1 of 3 swaps of the trace placed closer together to fit the smaller pool"]
 
 
-def test_the_time_of_comparing_is_that_of_all_swaps(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    verify, compared = Workload.verify, list[float]()
-
-    def takes_a_millisecond(workload: Workload, most: int | None = None) -> int:
-        compared.append(workload.verify_ms)
-        checked, workload.verify_ms = verify(workload, most), compared[-1] + 1
-        return checked
-
-    monkeypatch.setattr(Workload, "verify", takes_a_millisecond)
-    assert replayed(bench, PerBlock(), trace_of(tmp_path, 1)).verify_ms == len(compared) > 2 * len(SWAPS)
-
-
 def test_each_swap_records_its_merged_pieces(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The first swap descends on one side alone, the third ascends on both. The last alone is of the cell's size."""
     monkeypatch.setattr("kvbench.measure.visit._check_speed", held_against_the_link := mock.Mock())

@@ -186,15 +186,15 @@ def test_the_oldest_pool_of_the_host_makes_room_for_one_that_is_pinned_otherwise
     assert [pools.holds(memory) for memory in (None, Memory.REGISTERED, Memory.SHARED)] == [True, True, False]
 
 
-def test_what_a_guarded_list_and_a_comparison_take_is_known(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_guarded_list_takes_is_known(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     workload, clock = bench.workload(Cell("any", Direction.H2D, 16, 100)), mock.Mock()
-    clock.perf_counter.side_effect = [1.0, 3.5, 5.0, 5.25]
+    clock.perf_counter.side_effect = [1.0, 3.5]
     monkeypatch.setattr(module, "time", clock)
     workload.guarded = True
     workload.advance()
     bench.swap(workload, Direction.H2D)
     workload.verify()
-    assert (workload.guarded_s, workload.verify_ms) == (2.5, 250.0)
+    assert workload.guarded_s == 2.5
     ((slept_s,), _) = clock.sleep.call_args
     assert 0.5 <= slept_s / module.WATCHED_S <= 1.5
 

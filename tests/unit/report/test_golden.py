@@ -25,7 +25,7 @@ from kvbench.report.model import Report
 from kvbench.results import Note, Record, Run, Visit
 from tests import synthetic
 from tests.command import output
-from tests.reports import findings_of, is_bold, lines_of, made_run, part_of, sections_of
+from tests.reports import is_bold, lines_of, made_run, part_of, sections_of
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
@@ -198,7 +198,7 @@ def few_visits(runs: list[Run]) -> Report:
 
 def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: Report) -> None:
     assert set(sections_of(few_visits)) == {section.name for section in (*SECTIONS, COMPARISON)} - {"answer"}
-    sentences = {chapter.section.name: findings_of(chapter.part) for chapter in few_visits.chapters}
+    sentences = {chapter.section.name: lines_of(chapter.part.findings) for chapter in few_visits.chapters}
     assert "0 slower, 0 faster, 0 the same, 40 undecided" in sentences.pop("comparison")[0]
     shown = {"cliff": "no jump", "sm-ladder": "", "queue": "full between", "limits": "dense"}
     assert not [text for name, texts in sentences.items() for text in texts if shown.get(name, "?") not in text]

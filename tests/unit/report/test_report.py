@@ -30,7 +30,6 @@ from tests import synthetic
 from tests.markdown import anchors, tokens
 from tests.reports import (
     HOSTILE,
-    findings_of,
     hostile_run,
     lines_of,
     made_report,
@@ -66,7 +65,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
     assert {"report.md", "details.md", "report.html", "cliff-cliff.png", "cliff-cliff.svg"} <= set(cliff_files)
     part = part_of(cliff, "cliff")
     assert rows_of(part.tables[0])["jump"] == [f"24 KiB → 28 KiB: {TIMES}5.4", f"24 KiB → 28 KiB: {TIMES}5.4", "none"]
-    assert findings_of(part)[0] == (
+    assert lines_of(part.findings)[0] == (
         "batched h2d on an idle stream: 28 KiB blocks move 5.4 times as fast as 24 KiB blocks (CPU inline below, copy "
         "engine above), at N = 256 to 10 000."
     )

@@ -28,7 +28,6 @@ from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import synthetic
 from tests.reports import (
-    findings_of,
     highlights_of,
     is_bold,
     lines_of,
@@ -123,6 +122,12 @@ SM = Cell("sm", Direction.D2H, 4096, 16384, neighbour=Neighbour.PREFILL)
 WAYS = {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}
 LADDER = [visit for sms, way in WAYS.items() for visit in synthetic.beside(replace(SM, sms=sms), *way)]
 DECODE = Cell("sm", Direction.H2D, 4096, 16384, sms=4, neighbour=Neighbour.DECODE)
+
+
+def slowed(cell: Cell, slowdowns: Sequence[float]) -> list[Visit]:
+    """A visit at 40 GB/s for each slowdown of the step."""
+    visits = [synthetic.beside(cell, slowdown, 40.0, 1)[0] for slowdown in slowdowns]
+    return [msgspec.structs.replace(visit, round=number) for number, visit in enumerate(visits)]
 
 
 def replayed(backend: str, gbps: float) -> list[Visit]:
@@ -489,7 +494,7 @@ def test_host_copies_are_not_held_against_a_pull_request_or_an_engines_threshold
         part_of(made_report(tmp_path / kind, synthetic.rounds(cells), synthetic.info(kind=kind)), "cliff")
         for kind in ("cuda", "cpu")
     ]
-    assert [any("#42212" in text for text in findings_of(part)) for part in parts] == [True, False]
+    assert [any("#42212" in text for text in lines_of(part.findings)) for part in parts] == [True, False]
     assert [bool(chart.plot.panels[0].marked) for part in parts for chart in part.charts] == [True, False]
 
 
@@ -719,10 +724,10 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
         ["h2d", "1 GiB", "1", "50.0", "90.3", "93.3", ""],
     ]
     finding = "h2d, all SMs: 25.0 to 28.0 M blocks a second of 512 B scattered over 16 GiB, 93.3 M dense."
-    assert findings_of(part) == [finding]
+    assert lines_of(part.findings) == [finding]
     assert [plain(text) for text in report_of(runs).leads] == [finding]
     (near,) = [part_of(report_of(runs[2:]), "limits")]
-    assert findings_of(near) == []
+    assert lines_of(near.findings) == []
 
 
 def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone(tmp_path: Path) -> None:
@@ -829,11 +834,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     dead = synthetic.failure(replace(SM, sms=8), "the neighbour died: OutOfMemoryError")
     made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.25, 40.0)), dead]
     made += [visit for cell in (merged, large) for visit in synthetic.beside(cell, 1.01, 45.0)]
-    uneven = replace(SM, sms=3)
-    made += [
-        msgspec.structs.replace(synthetic.beside(uneven, slowdown, 40.0, 1)[0], round=number)
-        for number, slowdown in enumerate([1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
-    ]
+    made += slowed(replace(SM, sms=3), [1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
     part = part_of(made_report(tmp_path, made), "beside")
     header = lines_of(part.tables[0].header)
     assert header[:4] == ["Dir", "Method", "SMs", "decode: GB/s"]
@@ -848,6 +849,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     assert rows["sm", "1"][:6] == [""] * 6
     low, high = 0.0, 1e3 * (1 - 1 / 1.5) / 40
     assert rows["sm", "3"][9].endswith(f"[{low:.2f}, {high:.2f}]")
+    assert rows["sm", "3"][7] == "? 1.24x (1.00 to 1.50)"
     (chart,) = part.charts
     assert [panel.title for panel in chart.plot.panels] == ["d2h beside decode", "d2h beside prefill"]
     lines = {line.label: line for line in chart.plot.panels[1].lines}
@@ -857,6 +859,22 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
     assert "; 600 iterations a cell" in plain(table.caption)  # of the step: its figures rest on them, not on swaps
     assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "longer"),
+    [
+        ([1.2] * 6, "20% longer"),
+        ([3.0] * 6, "3x as long"),
+        ([1.01] * 6, "at most 2% longer"),
+        ([0.99, 1.1] * 3, "0.99x to 1.10x, undecided"),
+    ],
+)
+def test_a_step_is_said_to_take_longer_where_its_visits_tell_so(
+    tmp_path: Path, slowdowns: Sequence[float], longer: str
+) -> None:
+    (finding,) = highlights_of(made_report(tmp_path, slowed(SM, slowdowns)), "beside")
+    assert finding.partition(" takes ")[2] == f"{longer} (d2h: sm)."
 
 
 def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Path) -> None:
@@ -941,7 +959,7 @@ def test_the_swap_of_the_pull_request_is_held_against_its_figures(tmp_path: Path
     ]
     part = part_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
     says = "vllm_batch moves 2.50 GB/s, vllm_triton moves 16.0 GB/s; in vLLM #42212 3.8, and 18 to 19."
-    assert f"10000 x 4 KiB h2d idle: {says}" in findings_of(part)
+    assert f"10000 x 4 KiB h2d idle: {says}" in lines_of(part.findings)
 
 
 def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
@@ -956,4 +974,4 @@ def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
     assert titles == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
     row = lines_of(part.tables[1].rows[0])
     assert row[2:] == ["90.0 / 27.0", "lmcache", "sm (2 SMs)", "60.0 / 18.0", "1.50"]
-    assert any("time of the calling thread by +3 us in the median" in text for text in findings_of(part))
+    assert any("time of the calling thread by +3 us in the median" in text for text in lines_of(part.findings))
