@@ -73,8 +73,7 @@ def rows_of(table: DataTable) -> dict[str, list[str]]:
 
 
 def highlights_of(report: Report, section: str) -> list[str]:
-    chapters = [chapter for chapter in report.chapters if chapter.section.name == section]
-    return [plain(finding) for chapter in chapters for finding in chapter.part.findings]
+    return lines_of(part_of(report, section).findings) if section in sections_of(report) else []
 
 
 def lines_of(items: Sequence[Text]) -> list[str]:

@@ -210,10 +210,12 @@ def both_directions(findings: Sequence[Text]) -> list[Text]:
 
 
 def ratio_text(compared: Comparison) -> str:
-    """Return a ratio of times; of an undecided one its interval, as its centre can be far from the ratio of medians."""
+    """A ratio of times, with its interval where that is wide; of an undecided one the interval alone, as the centre can
+    be far from the ratio of the medians.
+    """
     if compared.verdict is Verdict.UNDECIDED and compared.high < math.inf:
         return f"{sign_of(compared)}{TIMES}{figure(compared.low)} to {figure(compared.high)}"
-    return f"{sign_of(compared)}{TIMES}{figure(compared.ratio)}"
+    return f"{sign_of(compared)}{TIMES}{with_interval(compared.ratio, compared.low, compared.high)}"
 
 
 def change_text(compared: Comparison) -> str:

@@ -104,9 +104,9 @@ def is_measured(outcome: Outcome) -> bool:
     return outcome.status == "ok"
 
 
-def compare(base: Outcome, other: Outcome) -> Comparison:
-    """How the time of a swap of `other` differs from that of `base`, of the same run."""
-    return compare_visits(base.times(), other.times(), IN_TURN)
+def compare(base: Outcome, other: Outcome, time: str = "swap_us") -> Comparison:
+    """How a time of `other` differs from that of `base`, of the same run."""
+    return compare_visits(base.times(time), other.times(time), IN_TURN)
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Final
 
 from kvbench.analysis.compare import Comparison, Verdict, compare_visits
-from kvbench.analysis.curves import Cliff
 from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, TRITON
@@ -15,7 +14,7 @@ from kvbench.cells.units import KIB, two_digits
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, where
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
 from kvbench.report.tables import (
     INCLUDES,
     chart_text,
@@ -153,17 +152,22 @@ def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTab
         [bytes_size(size), *(format_cell(outcome, rate) for outcome in outcomes)] for size, outcomes in lines_of(grid)
     ]
     if any(curve.cliff for curve in curves):
-        body.append(["jump", *(_jump_text(curve.cliff) for curve in columns.values())])
+        body.append(["jump", *(_jump_text(curve) for curve in columns.values())])
     _, direction, state = curves[0].series
     title = f"{direction}, {curves[0].backend}, {state} stream: GB/s by block size and number of blocks"
     header = ["Block size", *columns]
     return measured_table(view, outcomes_in(cells), INCLUDES[state], title, header, body, pinned=view.pinned)
 
 
-def _jump_text(cliff: Cliff | None) -> str:
+def _jump_text(curve: Curve) -> str:
+    cliff = curve.cliff
     if cliff is None:
         return "none"
+    ends_of_jump = [curve.at(size) for size in (cliff.below_bytes, cliff.above_bytes)]
+    compared = compare_rates(*(ends_of_jump if cliff.rises else reversed(ends_of_jump)))
     height = f"{TIMES}{two_digits(cliff.height)}"
+    if compared.low > 0 and is_wide(cliff.height, 1 / compared.high, 1 / compared.low):
+        height += f" ({two_digits(1 / compared.high)} to {two_digits(1 / compared.low)})"
     return f"{bytes_size(cliff.below_bytes)} \N{RIGHTWARDS ARROW} {bytes_size(cliff.above_bytes)}: {height}"
 
 

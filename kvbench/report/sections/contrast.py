@@ -121,10 +121,10 @@ class ContrastSide:
 
     @cached_property
     def comparisons(self) -> list[tuple[Line, Comparison]]:
-        """How the time of the second compared arm differs from that of the first, where both were measured."""
+        """How the second compared arm differs from the first in the contrast's time, where both were measured."""
         compared = self.contrast.compared or ()
         both = [line for line in self.lines if all(arm in line and is_measured(line[arm]) for arm in compared)]
-        return [(line, compare(*(line[arm] for arm in compared))) for line in both if compared]
+        return [(line, compare(line[compared[0]], line[compared[1]], self.contrast.time)) for line in both if compared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,9 @@ class Contrast:
     """How a section selects, groups, compares and shows its cells.
 
     `select` returns cells, None for none; `needed` is what a run needs to have some. A table has the cells that are
-    equal in the values `apart`. Of `compared` arms the second is held against the first, a line without both is left
-    out, and `ratio` is the head of the column. `last` are lines below: their first texts, and the others by arm.
+    equal in the values `apart`. Of `compared` arms the second is held against the first, by their `time`; a line
+    without both is left out, and `ratio` is the head of the column. `last` are lines below: their first texts, and the
+    others by arm; where there are some, `last_note` says what they mean.
     """
 
     needed: str
@@ -145,6 +146,7 @@ class Contrast:
     includes: Callable[[ContrastSide], str | tuple[str, ...]]
     arm: Callable[[Outcome], str] = lambda outcome: outcome.cell.backend
     compared: tuple[str, str] | None = None
+    time: str = "swap_us"
     ratio: str = ""
     show_ratio: Callable[[Comparison], str] = ratio_text
     fastest: bool = False

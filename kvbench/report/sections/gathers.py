@@ -10,7 +10,7 @@ from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
 from kvbench.report.cells import measured, where
 from kvbench.report.model import Text
-from kvbench.report.numbers import bytes_size, count, figure, noun
+from kvbench.report.numbers import bytes_size, count, figure, noun, with_interval
 from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Key, Line, backend, size
 from kvbench.report.tables import microseconds
 from kvbench.report.view import Pinned, View, is_measured
@@ -60,8 +60,11 @@ def _grids(side: ContrastSide) -> list[Figure]:
 
 
 def _best_rate(line: Line) -> str:
-    rates = [outcome.cell.blocks / outcome.us() for outcome in line.values() if is_measured(outcome)]
-    return figure(max(rates)) if rates else ""
+    best = min(filter(is_measured, line.values()), key=Outcome.us, default=None)
+    if best is None:
+        return ""
+    low_us, high_us = best.interval()
+    return with_interval(*(best.cell.blocks / us for us in (best.us(), high_us, low_us)))
 
 
 def _enough(line: Line) -> int | None:

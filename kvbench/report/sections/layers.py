@@ -160,7 +160,7 @@ def _finding(what: str, unit: str, loads: Sequence[Load]) -> Text:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
         most = of_size[0]
-        text += f"no backend clearly hides {HIDDEN:.0%} of the loads; {most.method} hides most, {most.share_text}"
+        text += f"no backend clearly hides {HIDDEN:.0%} of the loads; {most.method} {most.share_text}"
     if callers:
         (least_us, cheapest), (most_us, dearest) = callers[0], callers[-1]
         text += f"; submission alone takes {figure(least_us)} us a layer ({cheapest})"

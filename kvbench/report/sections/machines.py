@@ -5,16 +5,17 @@ from functools import partial
 from itertools import chain, product
 from typing import Final, NamedTuple
 
+from kvbench.analysis.compare import known_interval
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapShape
 from kvbench.cells.facts import BATCHED, method_label
 from kvbench.cells.installed import of_engine
 from kvbench.cells.policy import Choice
-from kvbench.cells.units import KIB
+from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.errors import UsageError
 from kvbench.report.curves import curves_of
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure
+from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, with_interval
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, ceiling_in, ceilings_text, grouped, pin
 from kvbench.tune.advice import advise
@@ -155,7 +156,11 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[fl
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
 
     def shown(answer: ShapeAnswer, choice: Choice) -> str:
-        return figure(answer.measured.us_of(choice) if in_us else answer.measured.gbps_of(choice))
+        times_us = answer.measured.us_of(choice), *known_interval([*answer.measured.visits_of(choice).values()])
+        if in_us:
+            return with_interval(*times_us)
+        middle, high, low = (gigabytes_per_second(shape.blocks * shape.block_bytes, us) for us in times_us)
+        return with_interval(middle, low, high)
 
     rows = [_Row(f"{head}: {BATCHED}", [shown(swap.answer, swap.batched) for swap in swaps])]
     for name in sorted({name for swap in swaps for name in swap.foreign}):

@@ -13,7 +13,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, method_label
 from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
-from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text
+from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections.contrast import (
     BACKEND,
     BLOCKS,
@@ -202,8 +202,8 @@ def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:
 
 
 def _loss(lines: Iterable[DeviceLine]) -> Iterable[Text]:
-    """Say what the card that loses most has left of its rate alone, where the intervals tell both apart."""
-    less = [line for line in lines if line.at_once.interval_gbps[1] < line.alone.interval_gbps[0]]
+    """Say what the card that loses most has left of its rate alone, where the visits tell that it loses some."""
+    less = [line for line in lines if compare(line.alone, line.at_once).verdict is Verdict.SLOWER]
     if less:
         worst = min(less, key=lambda line: line.kept)
         cell = worst.at_once.cell
@@ -230,7 +230,7 @@ def _in_registrations(view: View) -> Pinned | None:
 
 
 def _a_descriptor(outcome: Outcome) -> str:
-    return figure(outcome.us() / outcome.cell.blocks)
+    return with_interval(*(us / outcome.cell.blocks for us in (outcome.us(), *outcome.interval())))
 
 
 def _looked_up(side: ContrastSide) -> Iterable[Text]:
@@ -301,7 +301,7 @@ def _gap(side: ContrastSide) -> Iterable[Text]:
         cell = base.cell
         yield (
             f"{cell.direction} of fragments of {bytes_size(cell.block_bytes)}, {_ranks(cell)} ranks: "
-            f"{method_of(best)} moves {figure(best.gbps)} GB/s, {BATCHED} {figure(base.gbps)} "
+            f"{method_of(best)} moves {rate(best)} GB/s, {BATCHED} {rate(base)} "
             f"({figure(best.gbps / base.gbps)}{TIMES})."
         )
 

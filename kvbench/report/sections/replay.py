@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pandas as pd
 
-from kvbench.analysis.compare import MIN_PAIRS, leaders, median_interval
+from kvbench.analysis.compare import MIN_PAIRS, Verdict, leaders, median_interval
 from kvbench.analysis.margins import IN_TURN, MIN_P99
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.facts import BATCHED
@@ -64,7 +64,8 @@ def _part(view: View) -> Part:
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     """The one or two methods that make the swaps in the least time, and their gain over an engine's own code."""
     times = _times(replays)
-    fastest = [*leaders(times, IN_TURN)]
+    leading = leaders(times, IN_TURN)
+    fastest = [*leading]
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
     first = next(replay for replay in replays if replay.method == fastest[0])
@@ -72,7 +73,9 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     usual = [replay.method for replay in replays if _is_usual(replay.outcome.cell.backend)]
     rivals = [method for method in usual if method not in fastest]
     gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in rivals)
-    names = f"{' and '.join(fastest)} {'is' if len(fastest) == 1 else 'are'}"
+    # Two that are the same are both the fastest; of two that are not told apart, one may be.
+    names = f"{' and '.join(fastest)} are" if {*leading.values()} == {Verdict.SAME} else f"{' or '.join(fastest)} is"
+    names = f"{fastest[0]} is" if len(fastest) == 1 else names
     gbps = ends([rates[name] for name in fastest], figure)
     text = f"{SIDES[direction]} of {_trace_text(view)}: {names} fastest at {gbps} GB/s"
     return f"{text}; {gains}." if gains else f"{text}."

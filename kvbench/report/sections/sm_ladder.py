@@ -170,6 +170,7 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     finding = f"{name}, {state} stream: GB/s still rise at the most SMs."
     if enough:
         of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
+        of_all += ", the fewest measured" if max(enough) == first["sms"].min() else ""
         finding = f"{name}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
     of_state = {backend: of_kind for (backend, kind_state), of_kind in kinds if kind_state == state}
     return Part([finding], [_chart(ladders.view, state, of_state)], tables)

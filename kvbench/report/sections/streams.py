@@ -331,9 +331,10 @@ def _called(outcome: Outcome) -> str:
 
 def _call_effect(side: ContrastSide) -> Iterable[Text]:
     """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
-    told = [pair for pair in side.comparisons if pair[1].told_apart and pair[0][_TIGHT].cell.backend not in FLOORS]
-    if told:
-        line, _ = max(told, key=lambda pair: pair[1].ratio)
+    backends = [pair for pair in side.comparisons if pair[0][_TIGHT].cell.backend not in FLOORS]
+    differing = [pair for pair in backends if pair[1].told_apart]
+    if differing:
+        line, _ = max(differing, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
         yield (
             f"{method_of(tight)} {tight.cell.direction}, {swap_text(tight.cell)}: the call takes "
@@ -361,6 +362,7 @@ CALL: Final = Contrast(
     ),
     arm=_called,
     compared=(_TIGHT, _AFTER),
-    ratio="After / tight",
+    time="caller_us",
+    ratio="Thread, after / tight",
     find=_call_effect,
 )

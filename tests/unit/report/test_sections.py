@@ -601,6 +601,7 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         ([1.001] * 6, "= +0.1% (+0.1 to +0.1)", "= x1.00"),
         ([1.0, 1.1] * 3, "? +4.9% (+0.0 to +10.0)", "? x1.00 to 1.10"),
         ([1.1] * 6, "+10.0% (+10.0 to +10.0)", "x1.10"),
+        ([1.1, 1.5] * 3, "+28.5% (+10.0 to +50.0)", "x1.28 (1.10 to 1.50)"),
         ([1.1] * 5, "? +10.0% (fewer than 6 rounds)", "? x1.10"),
     ],
 )
@@ -627,6 +628,27 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
     for sign, meaning in meanings.items():
         assert (f"{sign}: {meaning}" in plain(table.caption)) == order.startswith(sign)
         assert any(meaning in text for text in sentence) == (order.startswith(sign) and len(ratios) == 6)
+
+
+def test_a_call_is_compared_by_the_time_of_its_thread(tmp_path: Path) -> None:
+    """Also where its swap completes as soon."""
+    cells = [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, pause_us=pause) for pause in (0, 5000)]
+    visits = of([*cells, *(replace(cell, backend="empty", sms=None) for cell in cells)], lambda _: 16.0)
+    for visit in filter(lambda visit: visit.cell.pause_us, visits):
+        visit.samples.caller_us[:] = [2 * us for us in visit.samples.caller_us]
+    table = part_of(made_report(tmp_path, visits), "call").tables[0]
+    assert {plain_text(row[-1]) for row in table.rows} == {"x2.00"}
+
+
+@pytest.mark.parametrize(
+    ("rates", "text"), [((48.0, 48.0), "merged and sm (4 SMs) are"), ((46.0, 50.0), "sm (4 SMs) or merged is")]
+)
+def test_replays_that_are_not_told_apart_are_not_both_the_fastest(
+    tmp_path: Path, rates: Sequence[float], text: str
+) -> None:
+    merged = [replayed("merged", rate) for rate in rates]
+    visits = [*replayed("sm", 48.0), *replayed("batched", 5.0), *(merged[number % 2][number] for number in range(6))]
+    assert f": {text} fastest" in highlights_of(made_report(tmp_path, visits), "trace")[0]
 
 
 @pytest.mark.parametrize(("spread", "text"), [(0.04, "0.102"), (0.2, "0.110 (0.100 to 0.120)")])
@@ -759,7 +781,7 @@ def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models
 def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path: Path) -> None:
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
     (highlight,) = highlights_of(made_report(tmp_path, loads(2048, hidden), about(LENGTHS)), "layers")
-    assert "no backend clearly hides 95% of the loads; batched hides most, " in highlight
+    assert "no backend clearly hides 95% of the loads; batched 96% (94% to 97%)" in highlight
 
 
 def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> None:
