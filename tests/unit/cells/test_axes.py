@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import Direction, Memory, Order
+from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Situation
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.errors import UsageError
@@ -39,11 +39,22 @@ def test_every_value_is_read_back_as_written_and_a_list_in_its_order_without_rep
         ("memory", "registered,huge-2mib,huge-1GiB", (Memory.REGISTERED, Memory.HUGE_2MIB, Memory.HUGE_1GIB)),
         ("memory", "shared,slots-2048KiBx8", (Memory.SHARED, "slots-2MiBx8")),
         ("order", "ANY,Stream", (Order.ANY, Order.STREAM)),
+        (
+            "neighbour",
+            "IDLE,prefill-2048,Prefill-65536",
+            (Neighbour.IDLE, Neighbour.PREFILL, Neighbour("prefill", 65536)),
+        ),
         ("pace", "none,85%,87.50%,46GB/s,046.50GB/s", ("none", "85%", "87.5%", "46GB/s", "46.5GB/s")),
     ],
 )
 def test_values_are_parsed_by_the_grammar_of_their_axis(name: str, text: str, values: tuple[object, ...]) -> None:
     assert AXES[name].parse(text) == values
+
+
+def test_a_neighbour_is_written_short_and_swaps_beside_it_are_of_a_situation() -> None:
+    step, layer = Situation.DECODE, Situation.PREFILL
+    wanted = {"none": Situation.ALONE, "idle": None, "decode": step, "prefill": layer, "prefill-64": layer}
+    assert {str(neighbour): neighbour.situation for neighbour in map(Neighbour.parse, wanted)} == wanted
 
 
 @given(low=st.integers(1, 10**6), span=st.integers(0, 10**6), factor=st.integers(2, 10))
@@ -76,6 +87,16 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("pool", "dense:1GiB:x2", "the ends of a range must be numbers"),
         ("reuse", "hot", "not one of fresh, same"),
         ("pause", "5 1001ms 1s -1ms", "write 0, or a number with us or ms, up to 1000ms"),
+        (
+            "neighbour",
+            "prefill-63 prefill-65537 prefill- prefill-064 decode-512",
+            "prefill-TOKENS with 64 to 65536 tokens",
+        ),
+        (
+            "neighbour",
+            "gemm",
+            "gemm is gone: its figures were those of one matrix's size; prefill is a layer of a model",
+        ),
         ("sequence", "layers-1 layers-0 layers-1025 layers-x at-once-1 two", "at-once-L with L from 2 to 1024"),
     ],
 )

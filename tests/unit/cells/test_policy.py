@@ -110,13 +110,6 @@ def test_between_points_the_nearest_in_ratio_decides(table: Table, blocks: int, 
     assert str(choice) in allowed
 
 
-def test_where_nothing_was_measured_the_size_decides_before_the_number() -> None:
-    """How many SMs a kernel needs depends on the size of the blocks, and much less on their number."""
-    rows = (("", "sm sms=8"), ("sm sms=2", "sm sms=2"))
-    table = Table(direction=H2D, stream_state=IDLE, block_bytes=(1024, 65_536), blocks=(16, 10_000), choices=rows)
-    assert str(table.choose(16, 1024)) == "sm sms=8"
-
-
 def test_one_stream_state_answers_for_the_other_and_no_direction_for_the_other() -> None:
     small = policy(SMALL)
     assert choose(small, H2D, BUSY, 16, 4096) == choose(small, H2D, IDLE, 16, 4096)
