@@ -80,6 +80,7 @@ def test_orders_of_allocation_stand_side_by_side(folder: Path) -> None:
     shown = json.loads(succeeds("trace", "show", *files, "--json", cwd=folder).stdout)
     left = [f"{shown[file]['h2d']['share_left_by_merging']:.1%}" for file in files]
     assert left[0] != left[1]
+    assert json.loads(succeeds("trace", "show", files[1], "--json", cwd=folder).stdout) == shown[files[1]]
     text = kvbench_here("trace", "show", *files, cwd=folder).stdout
     (loads, _) = (line.split() for line in text.splitlines() if line.startswith("Descriptors that merging leaves"))
     assert loads[-2:] == left

@@ -61,8 +61,9 @@ def test_ids_of_512_tokens_are_assumed_only_if_their_numbers_agree(tmp_path: Pat
     assert "--hash-tokens 64" in refused(tmp_path, conversations(64))
     assert "--hash-tokens N" in refused(tmp_path, [line(0, [1, 2, 3], 512), line(1, [1, 2], 9000)])
     assert "--hash-tokens 512" in refused(tmp_path, [line(0, [1], 700)])
-    full_only = [line(0, [*range(130)], 2085)]
-    assert "16 would fit all lines" in refused(tmp_path, full_only)
+    for size in (8, 4096, 16):
+        full_only = [line(0, [*range(130)], 130 * size + 5)]
+        assert f" {size} would fit all lines" in refused(tmp_path, full_only)
     (one,) = read(tmp_path, full_only, RequestHeader(hash_tokens=16))
     assert len(one.keys(16)) == 130
 
@@ -81,20 +82,46 @@ def in_s(ms: float) -> float:
     return ms / 1000
 
 
-OTHER_UNITS: dict[str, Callable[[float], float]] = {
-    "s": in_s,
-    "whole s": lambda ms: round(ms / 1000),
-    "s since 1970": lambda ms: 1_760_000_000 + round(ms / 1000),
-    "us": lambda ms: int(ms * 1000),
-    "thousands a second": lambda ms: int(ms / 1e4),
-    "ns since 1970": lambda ms: int((1_760_000_000_000 + ms) * 1e6),
-}
+# What may be another unit: its name, the times, and the seconds that they then last.
+OTHER_UNITS: list[tuple[str, Callable[[float], float], str]] = [
+    ("s", in_s, "3540 s (0.0169 a second)"),
+    ("s", lambda ms: round(ms / 1000), "3540 s (0.0169 a second)"),
+    ("s", lambda ms: 1_760_000_000 + round(ms / 1000), "3540 s (0.0169 a second)"),
+    ("us", lambda ms: int(ms * 1000), "3540 s (0.0169 a second)"),
+    ("s", lambda ms: int(ms / 1e4), "354 s (0.169 a second)"),
+    ("ns", lambda ms: int((1_760_000_000_000 + ms) * 1e6), "3540 s (0.0169 a second)"),
+]
 
 
-@pytest.mark.parametrize("unit", OTHER_UNITS)
-def test_times_that_may_not_be_in_ms_are_refused_with_both_readings(tmp_path: Path, unit: str) -> None:
-    said = refused(tmp_path, conversations(apart=60_000, times=OTHER_UNITS[unit]))
-    assert re.search(r"60 requests come within [\d.e+-]+ s \(.* a second\) in ms or .* in (s|us|ns): ", said)
+@pytest.mark.parametrize(("unit", "times", "reading"), OTHER_UNITS)
+def test_times_that_may_not_be_in_ms_are_refused_with_both_readings(
+    tmp_path: Path, unit: str, times: Callable[[float], float], reading: str
+) -> None:
+    said = refused(tmp_path, conversations(apart=60_000, times=times))
+    assert re.search(r"60 requests come within [\d.e+-]+ s \(.* a second\) in ms or ", said)
+    assert f" in ms or {reading} in {unit}: choose with --time-unit ms or {unit}, " in said
+
+
+@pytest.mark.parametrize(
+    ("times", "unit"),
+    [
+        ([number * 210 for number in range(99)], "ms"),
+        ([number * 200 for number in range(102)], "s"),  # five a second
+        ([number * 200 for number in range(5002)], "ms"),  # for a thousand seconds
+        (range(9), "ms"), (range(10), "s"),
+        ([number * 288_000_000 for number in range(10)], "ms"),  # a month
+        ([number * 288_000_001 for number in range(10)], "us"),
+        ([10**11, 10**11 + 1.5], "ms"), ([10**11 - 1, 10**11], "s"),
+    ],
+)  # fmt: skip
+def test_times_are_in_ms_only_where_a_server_could_get_requests_so(
+    tmp_path: Path, times: Iterable[float], unit: str
+) -> None:
+    lines = [line(at, [number]) for number, at in enumerate(times)]
+    if unit == "ms":
+        assert len(read(tmp_path, lines)) == len(lines)
+    else:
+        assert f"choose with --time-unit ms or {unit}, " in refused(tmp_path, lines)
 
 
 @pytest.mark.parametrize("first", [0, 1_760_000_000_000])

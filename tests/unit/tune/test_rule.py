@@ -498,13 +498,20 @@ def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
     tmp_path: Path, from_blocks: int, said: int | None
 ) -> None:
     def rate(cell: Cell) -> float:
-        return 53.0 if cell.backend == "merged" and cell.pattern.run >= from_blocks else crossing(cell) / 2
+        if cell.backend != "merged" or cell.pattern.run < from_blocks or cell.direction is Direction.D2H:
+            return crossing(cell) / 2
+        return 53.0 if cell.blocks == 16 else 54.0
 
-    ways = [replace(cell, backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
+    ways = [replace(cell, backend="merged" if cell.backend == "batched" else "sm") for cell in cells(*Direction)]
     in_runs = [replace(cell, pattern=Pattern("runs", length)) for cell in ways for length in (8, 32)]
-    lines = summary([run_of(tmp_path, rate, [*cells(), *(cell for cell in in_runs if cell.sms in (None, 2))])])
-    found = [line for line in lines if line.startswith("In contiguous runs of at least")]
-    assert found == ([f"In contiguous runs of at least {said} blocks (h2d): merged, 53 GB/s, no SMs"] if said else [])
+    run = run_of(tmp_path, rate, [*cells(*Direction), *(cell for cell in in_runs if cell.sms in (None, 2))])
+    found = [line for line in summary([run]) if line.startswith("In contiguous runs of at least")]
+    assert found == (
+        [f"In contiguous runs of at least {said} blocks (h2d): merged, 53 to 54 GB/s, no SMs"] if said else []
+    )
+    plain = json.loads(output("show", run.path, "--json"))["merged_in_runs"]
+    gbps = [pytest.approx(53, abs=0.4), pytest.approx(54, abs=0.4)]
+    assert plain == ({"h2d": {"from_blocks": said, "gbps": gbps}} if said else {})
 
 
 def test_merged_copies_that_win_at_one_shape_alone_are_not_named(tmp_path: Path) -> None:
