@@ -102,8 +102,9 @@ def test_the_block_copier_takes_a_device_a_policy_and_streams_of_torch(device: D
     with pytest.raises(UsageError, match=r"missing\.toml"):
         BlockCopier("cpu", tmp_path / "missing.toml")
     policy.write_text(structs.replace(here, driver="1.2").to_toml())
-    with pytest.warns(UserWarning, match=r"measured with driver 1\.2, this is none"):
+    with pytest.warns(UserWarning, match=r"measured with driver 1\.2, this is none") as warned:
         BlockCopier("cpu", policy)
+    assert warned[0].filename == __file__, "the line that made the copier"
     policy.write_text(structs.replace(here, device="NVIDIA Other").to_toml())
     with pytest.raises(UsageError, match='measured on "NVIDIA Other", this is '):
         BlockCopier("cpu", policy)
@@ -123,9 +124,10 @@ def test_a_rate_that_is_none_is_refused_by_its_name(pace: object) -> None:
         BlockCopier("cpu", pace=pace)  # type: ignore[arg-type]
 
 
-def test_a_device_without_kernels_holds_no_rate() -> None:
-    with pytest.raises(UsageError, match=r"^pace=46: the device cpu has no copy kernel to hold at a rate"):
-        BlockCopier("cpu", pace=46)
+@pytest.mark.parametrize("pace", [0.1, 46, 1000])
+def test_a_device_without_kernels_holds_no_rate(pace: float) -> None:
+    with pytest.raises(UsageError, match=rf"^pace={pace:g}: the device cpu has no copy kernel to hold at a rate"):
+        BlockCopier("cpu", pace=pace)
 
 
 @pytest.mark.parametrize("pool", [(0, 4096), (4096, 0), (4096, -1), (1 << 63, 1 << 63 | 1), 4096, "pool", (1, 2, 3)])
