@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from kvbench.backends.base import Backend, SwapRequest
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Policy, Table
 from kvbench.engine.device import (
     DIRECTIONS,
     STREAM_STATES,
@@ -33,6 +34,12 @@ class MixedSwap:
     destination_offsets: NDArray[np.uint64]
     sizes: NDArray[np.uint64]
     span_bytes: int
+
+
+def always(backend: str) -> Policy:
+    """Return a policy with one choice for every list."""
+    shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
+    return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
 
 
 def mixed_swap(sizes: list[int], seed: int) -> MixedSwap:

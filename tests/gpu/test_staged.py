@@ -15,8 +15,7 @@ from kvbench.engine.device import Device, EngineError
 from kvbench.measure.bench import Bench
 from kvbench.sweep.spec import Sampling
 from tests.gpu.test_copy import Lists
-from tests.gpu.trust_cases import always
-from tests.swaps import MixedSwap, aligned_swap, mixed_swap
+from tests.swaps import MixedSwap, aligned_swap, always, mixed_swap
 from tests.visits import bench_of, load_backends, measure
 
 pytestmark = pytest.mark.gpu

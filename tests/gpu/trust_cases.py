@@ -26,25 +26,19 @@ from numpy.typing import NDArray
 from torch import multiprocessing
 
 from kvbench.backends.auto import copier_for
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction
 from kvbench.cells.faults import FaultPlan
-from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, Stream, open_device, register_pages
 from kvbench.machine.sources import Sources
 from tests.gates import Gate, in_threads
+from tests.swaps import always
 
 Words = NDArray[np.int64]
 BLOCK: Final = 4096
 ROOM: Final = 64 * BLOCK
 BACKENDS: Final = ("sm", "sm pace=20GB/s", "batched", "merged", "per_block", "staged")
 SKIPPED: Final = 77
-
-
-def always(backend: str) -> Policy:
-    """Return a policy with one choice for every list."""
-    shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
-    return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
 
 
 @contextmanager

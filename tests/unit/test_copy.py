@@ -22,7 +22,7 @@ from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
 from kvbench.errors import UsageError
 from tests.gates import Gate, in_threads
-from tests.swaps import MixedSwap, mixed_swap
+from tests.swaps import MixedSwap, always, mixed_swap
 
 Words = NDArray[np.int64]
 # A stream that every driver has.
@@ -33,11 +33,6 @@ SIZES = [1, 7, 16, 24, 64, 100, 4096, 65_536]
 @pytest.fixture(scope="module")
 def device() -> Device:
     return open_device("cpu", FaultPlan())
-
-
-def always(backend: str) -> Policy:
-    shape = {"stream_state": StreamState.IDLE, "block_bytes": (4096,), "blocks": (16,)}
-    return Policy(device="any", tables=tuple(Table(direction=way, choices=((backend,),), **shape) for way in Direction))
 
 
 class Lists:

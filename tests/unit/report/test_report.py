@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.cli.main import app
 from kvbench.cli.report import print_asked
-from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.errors import ExitCode, RunDirectoryError, UsageError
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.document import FOLD, asked_for, render_details, render_report, snippet, table_text
@@ -311,7 +311,9 @@ def test_a_report_of_readable_runs_is_written_and_fails_for_the_others(tmp_path:
     (broken.path / "run.json").write_text("{")
     done = CliRunner().invoke(app, ["report", str(run.path), str(broken.path), "-o", str(tmp_path / "out")])
     assert isinstance(done.exception, RunDirectoryError)
+    assert done.exception.exit_code is ExitCode.USAGE
     assert str(done.exception).startswith(f"not in the report: {broken.path}/run.json cannot be read: ")
+    assert f"report: {tmp_path / 'out' / 'report.md'}" in done.stdout
     assert (tmp_path / "out" / "report.md").exists()
 
 
