@@ -135,16 +135,6 @@ def test_an_untrusted_spec_is_checked(change: Callable[[Any], object], message: 
         SweepSpec.from_plain(plain)
 
 
-def test_axes_are_overridden_in_every_group() -> None:
-    spec = SweepSpec(name="x", groups=({"blocks": ("1",), "sms": ("2",)}, {"blocks": ("3",)}))
-    changed = spec.with_axes({"blocks": "4,8", "order": "any"})
-    assert changed.groups == (
-        {"blocks": ("4", "8"), "sms": ("2",), "order": ("any",)},
-        {"blocks": ("4", "8"), "order": ("any",)},
-    )
-    assert spec.groups[1] == {"blocks": ("3",)}
-
-
 @pytest.mark.parametrize(
     ("asked", "groups"),
     [
