@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.policy import Choice, Policy, Table, load_policy
-from kvbench.errors import UsageError
 from kvbench.sweep.spec import SweepSpec
 from kvbench.text import convert
 from tests.refusals import refused_with
@@ -225,9 +224,3 @@ def test_two_tables_of_one_kind_are_refused() -> None:
     plain = msgspec.to_builtins(policy(SMALL))
     with refused_with("two tables have the same direction and stream state"):
         convert(plain | {"tables": plain["tables"] * 2}, Policy, "policy")
-
-
-@pytest.mark.parametrize("name", ["missing.toml", ".", "/dev/zero"])
-def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"does not exist|is a directory|is not a regular file"):
-        load_policy(tmp_path / name)
