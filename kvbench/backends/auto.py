@@ -1,7 +1,7 @@
 """The backend auto, which copies as `kvbench.copy.BlockCopier` does: each list in the way that a policy names."""
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from math import sqrt
 from typing import Final, NamedTuple
 
@@ -71,32 +71,38 @@ def copier_for(
     pace_gbps: float | None = None,
     beside: Situation = Situation.ALONE,
 ) -> Copier:
-    """A copier by these policies: for each direction, the first that has a table serves, for lists `beside` a
-    step where a call does not say.
+    """A copier by these policies: for each direction, the first that has a table serves, for lists `beside` a step
+    where a call does not say.
 
     It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
-    addresses and bytes of memory that is taken for one region each. A choice of a
-    backend that is not one of `SERVING` is replaced by the copy kernel, and so is `staged` for lists that are not in
-    pages on the host; on the device cpu, all but copies are replaced by batched copies. The copy kernel is held at
-    `pace_gbps`, or at the pace of its choice.
+    addresses and bytes of memory that is taken for one region each. A choice of a backend that is not one of `SERVING`
+    is replaced by the copy kernel, and so is `staged` for lists that are not in pages on the host; on the device cpu,
+    all but copies are replaced by batched copies. The copy kernel is held at `pace_gbps`, or at the pace of its choice.
     """
     ways = _Ways(device, pace_gbps)
-    tables = [
-        CopyTable(
-            direction=DIRECTIONS[direction],
-            pending=pending,
-            size_limits=_limits(sizes := sorted({*table.block_bytes, *_RULE_SIZES})),
-            count_limits=_limits(counts := sorted({*table.blocks, *_RULE_COUNTS})),
-            ways=[ways.index(policy, table, size, count) for size in sizes for count in counts],
-            beside=number,
-        )
-        for number, situation in ((0, beside), *((number, named) for named, number in TABLES_OF.items()))
-        for direction in Direction
-        for state, pending in _STATES.items()
-        for policy, table in _serving(policies, direction, state, situation)
-    ]
+    tables = []
+    for number, situation in ((0, beside), *((number, named) for named, number in TABLES_OF.items())):
+        for direction, (state, pending) in product(Direction, _STATES.items()):
+            serving = _serving(policies, direction, state, situation)
+            if serving is not None:
+                tables.append(_copy_table(ways, *serving, direction=direction, pending=pending, beside=number))
     engine = BlockCopier(device.driver, ways.made, tables, max_entries, list(pools))
     return Copier(engine, [key.way for key in ways.indexes])
+
+
+def _copy_table(
+    ways: "_Ways", policy: Policy, table: Table, *, direction: Direction, pending: bool, beside: int
+) -> CopyTable:
+    """A policy's table with a way at each of its points, and at those where the rule of the copy kernel changes."""
+    sizes, counts = sorted({*table.block_bytes, *_RULE_SIZES}), sorted({*table.blocks, *_RULE_COUNTS})
+    return CopyTable(
+        direction=DIRECTIONS[direction],
+        pending=pending,
+        size_limits=_limits(sizes),
+        count_limits=_limits(counts),
+        ways=[ways.index(policy, table, size, count) for size, count in product(sizes, counts)],
+        beside=beside,
+    )
 
 
 def serves(policies: Sequence[Policy], situation: Situation) -> bool:
@@ -107,21 +113,21 @@ def serves(policies: Sequence[Policy], situation: Situation) -> bool:
 
 def _serving(
     policies: Sequence[Policy], direction: Direction, state: StreamState, situation: Situation
-) -> list[tuple[Policy, Table]]:
-    """The first policy that has a table, and that; or nothing.
+) -> tuple[Policy, Table] | None:
+    """The first policy that has a table, and that; or None.
 
     Where a step has a table for one direction alone, defaults serve the other.
     """
     if not serves(policies, situation):
-        return []
+        return None
     beside = [(policy, policy.beside(direction, situation)) for policy in policies]
     by_state = [(policy, policy.table(direction, state)) for policy in policies]
-    every = by_state if situation is Situation.ALONE else [*beside, *by_state[-1:]]
-    return [(policy, table) for policy, table in every if table][:1]
+    in_order = by_state if situation is Situation.ALONE else [*beside, *by_state[-1:]]
+    return next(((policy, table) for policy, table in in_order if table), None)
 
 
 def _limits(values: Sequence[int]) -> list[float]:
-    """Return up to which value each of `values`, which ascend, is the nearest in ratio, without the last."""
+    """Up to which value each of `values`, which ascend, is the nearest in ratio, without the last."""
     return [sqrt(low * high) for low, high in pairwise(values)]
 
 

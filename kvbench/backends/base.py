@@ -142,8 +142,8 @@ class BrokenBackend:
 @cache
 def backend_named(name: str) -> Backend | None:
     """An installed backend, loaded once; a BrokenBackend if it fails to load, None for an unknown name."""
-    known, _ = installed()
-    return _load(known[name]) if name in known else None
+    backends, _ = installed()
+    return _load(backends[name]) if name in backends else None
 
 
 def is_own(name: str) -> bool:

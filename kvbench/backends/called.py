@@ -49,7 +49,7 @@ class _Call:
             # Imported here: torch takes seconds to load, and a machine without a GPU can lack it.
             import torch
 
-            self._lists = [torch.from_numpy(one) for one in arrays]
+            self._lists = [torch.from_numpy(array) for array in arrays]
 
     def submit(self, stream: int) -> None:
         self._copy(*self._lists, stream, source_order_any=self._any_order)

@@ -97,10 +97,11 @@ def host_bytes(address: int, shape: tuple[int, ...]) -> Any:
 
 
 def pools_of(request: SwapRequest, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """Return tensors of bytes from the start of the host's and of the device's pool of an h2d swap."""
+    """Tensors of bytes from the start of the host's and of the device's pool of an h2d swap."""
     import torch
 
     memory = request.memory
+    # Of the host's pool only the address is known by which kernels reach it: the first row lies as far behind either.
     start = int(memory.sources[0]) - (int(memory.kernel_sources[0]) - memory.starts[0])
     return host_bytes(start, shape), torch.as_tensor(
         _OnDevice(memory.starts[1], shape), device=TorchStream(request.device).device
