@@ -24,23 +24,23 @@ class Ceilings:
     def low_by(self, direction: str, number: int, attempt: int) -> float:
         """By what share the ceiling of a round lay below the best before an attempt, 0 where it was not low."""
         rounds = self._gbps.get(direction, {})
-        of_round = rounds.get(number, {})
-        before = max((known for known in of_round if known <= attempt), default=None)
+        by_attempt = rounds.get(number, {})
+        before = max((measured for measured in by_attempt if measured <= attempt), default=None)
         if before is None:
             return 0.0
-        return _low_by(of_round[before], max(max(each.values()) for each in rounds.values()))
+        return _low_by(by_attempt[before], max(max(of_round.values()) for of_round in rounds.values()))
 
     def low(self, before: int) -> list[tuple[str, int]]:
         """The directions and rounds whose ceilings before this attempt were all low, the lowest first."""
         low: dict[tuple[str, int], float] = {}
         for direction, rounds in self._gbps.items():
-            of_rounds = {
-                number: max(known)
-                for number, of_round in rounds.items()
-                if (known := [gbps for attempt, gbps in of_round.items() if attempt < before])
-            }
-            for number, gbps in of_rounds.items():
-                low[direction, number] = _low_by(gbps, max(of_rounds.values()))
+            best: dict[int, float] = {}
+            for number, by_attempt in rounds.items():
+                earlier = [gbps for attempt, gbps in by_attempt.items() if attempt < before]
+                if earlier:
+                    best[number] = max(earlier)
+            for number, gbps in best.items():
+                low[direction, number] = _low_by(gbps, max(best.values()))
         return sorted(filter(low.get, low), key=lambda key: -low[key])
 
 
@@ -53,7 +53,7 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
 
     Arms that were measured in turn share the attempt. Of an attempt whose records a kill cut off, the later ones count.
     """
-    visits = {(one.cell.id, one.round, one.attempt): one for one in records if isinstance(one, Visit)}
+    visits = {(visit.cell.id, visit.round, visit.attempt): visit for visit in records if isinstance(visit, Visit)}
     attempts: dict[tuple[str, int], dict[int, list[Visit]]] = {}
     for visit in visits.values():
         of_visit = attempts.setdefault((visit.group or visit.cell.id, visit.round), {})
@@ -61,10 +61,14 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
     ceilings = Ceilings(records)
 
     def disturbance(arms: Sequence[Visit]) -> tuple[float, ...]:
-        return tuple(map(sum, zip(*(_disturbance(one, ceilings) for one in arms), strict=True)))
+        return tuple(map(sum, zip(*(_disturbance(arm, ceilings) for arm in arms), strict=True)))
 
-    best = (min(of.values(), key=disturbance) if len(of) > 1 else next(iter(of.values())) for of in attempts.values())
-    counting = {id(visit) for arms in best for visit in arms}
+    counting: set[int] = set()
+    for by_attempt in attempts.values():
+        least, *others = by_attempt.values()
+        if others:  # most visits have one attempt, whose disturbance decides nothing
+            least = min(by_attempt.values(), key=disturbance)
+        counting.update(map(id, least))
     return [record for record in records if isinstance(record, Visit) and id(record) in counting]
 
 

@@ -6,6 +6,7 @@ starts a small config several times and keeps the result in `configs/between_run
 
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain
 from typing import Annotated, Final
 
 import msgspec
@@ -40,12 +41,12 @@ def spread_between(card: str, kind: str) -> Margin:
 
     A card that was not measured has the spread of other cards, a kind that was not measured the largest of any kind.
     """
-    known = measured_spreads()
-    of_cards = [known[card]] if card in known else [*known.values()]
-    where = f"{of_cards[0].starts} starts of one build on {card}" if card in known else "starts on other cards"
-    fractions = [of_card.spread[kind] for of_card in of_cards if kind in of_card.spread]
-    every = [fraction for of_card in of_cards for fraction in of_card.spread.values()]
-    return Margin(max(fractions or every), f"{where} differed by up to this much ({kind})")
+    measured = measured_spreads()
+    of_cards = [measured[card]] if card in measured else [*measured.values()]
+    starts = f"{of_cards[0].starts} starts of one build on {card}" if card in measured else "starts on other cards"
+    of_kind = [of_card.spread[kind] for of_card in of_cards if kind in of_card.spread]
+    fractions = of_kind or chain.from_iterable(of_card.spread.values() for of_card in of_cards)
+    return Margin(max(fractions), f"{starts} differed by up to this much ({kind})")
 
 
 @cache

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from statistics import median
 from typing import Any, Final
@@ -33,10 +33,13 @@ def summarize(
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     sm_copies = {direction: reached(records, direction) for direction in Direction}
     of_cells = by_cell(visits)
-    rows = [_row(one, of_cells) | _limits(one.cell, limits, sm_copies[one.cell.direction]) for one in outcomes]
+    rows = []
+    for outcome in outcomes:
+        of_direction = sm_copies[outcome.cell.direction]
+        rows.append(_row(outcome, of_cells) | _limits(outcome.cell, limits, of_direction))
     frame = pd.DataFrame(rows, columns=list(TYPES))
-    measured = {row: one for row, one in enumerate(outcomes) if one.medians}
-    figures = _figures([one.cell for one in measured.values()], long_samples(visits))
+    measured = {row: outcome.cell for row, outcome in enumerate(outcomes) if outcome.medians}
+    figures = _figures([*measured.values()], long_samples(visits))
     figures = figures.set_index(pd.Index([*measured], dtype="int64")).reindex(frame.index)
     frame[figures.columns] = figures
     frame["device"] = _device_label(info)
@@ -166,9 +169,8 @@ def axis_columns(cell: Cell) -> dict[str, Any]:
 
 
 def _gather(visits: Sequence[Visit], name: str) -> Floats:
-    owners = visits if name == "swap_us" else [visit.samples for visit in visits]
-    lists = (
-        repeat(math.nan, len(visit.samples)) if (values := getattr(owner, name)) is None else values
-        for visit, owner in zip(visits, owners, strict=True)
-    )
+    lists: list[Iterable[float]] = []
+    for visit in visits:
+        values = visit.swap_us if name == "swap_us" else getattr(visit.samples, name)
+        lists.append(repeat(math.nan, len(visit.samples)) if values is None else values)
     return np.fromiter(chain.from_iterable(lists), dtype=np.float64)

@@ -74,28 +74,28 @@ def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int
 
 def read_lines(lines: Iterable[bytes], where: Path) -> Iterator[tuple[Record | None, Position]]:
     """Yield each record with the position after it, and None for an incomplete last line, with its bytes counted."""
-    at = Position()
+    end = Position()
     for line in lines:
         if not line.endswith(b"\n"):
-            yield None, Position(at.lines, at.size_bytes, at.crc, len(line))
+            yield None, Position(end.lines, end.size_bytes, end.crc, len(line))
             return
-        record, crc = unseal(line, at.lines + 1, at.crc, where)
-        at = Position(at.lines + 1, at.size_bytes + len(line), crc)
-        yield record, at
+        record, crc = unseal(line, end.lines + 1, end.crc, where)
+        end = Position(end.lines + 1, end.size_bytes + len(line), crc)
+        yield record, end
 
 
 class JournalWriter:
     """Appends records to an open file; after an error the file is truncated to its last complete line."""
 
-    def __init__(self, descriptor: int, path: Path, at: Position) -> None:
+    def __init__(self, descriptor: int, path: Path, end: Position) -> None:
         self._descriptor = descriptor
         self._path = path
-        self.lines = at.lines
-        self._size_bytes = at.size_bytes
-        self._crc = at.crc
+        self.lines = end.lines
+        self._size_bytes = end.size_bytes
+        self._crc = end.crc
         self._synced_s = time.monotonic()
-        if at.torn_bytes:
-            os.ftruncate(descriptor, at.size_bytes)
+        if end.torn_bytes:
+            os.ftruncate(descriptor, end.size_bytes)
 
     def append(self, record: Record) -> None:
         """Write one line; a second after the last flush, wait for the disk. Raises StorageError if that is full."""

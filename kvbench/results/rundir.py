@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
@@ -125,8 +125,8 @@ class Run:
     def outcomes(self) -> "Mapping[Cell, Outcome]":
         from kvbench.results.outcomes import outcomes_of
 
-        every = (record for record in self.records if isinstance(record, Visit))
-        return outcomes_of(every, self.visits, self.others, plug_ins_of(self.info.backends))
+        made = (record for record in self.records if isinstance(record, Visit))
+        return outcomes_of(made, self.visits, self.others, plug_ins_of(self.info.backends))
 
     @cached_property
     def others(self) -> Sequence[Record]:
@@ -138,7 +138,8 @@ class Run:
 
         This is the input of `kvbench.analysis.compare`; `time` is one of `kvbench.results.columns.TIMES`.
         """
-        return {cell.id: times for cell, one in self.outcomes.items() if (times := one.times(time))}
+        times = {cell.id: outcome.times(time) for cell, outcome in self.outcomes.items()}
+        return {cell_id: of_cell for cell_id, of_cell in times.items() if of_cell}
 
     def ceilings(self) -> dict[str, list[float]]:
         """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
@@ -181,15 +182,15 @@ class _JournalReader(Iterable[Record]):
 @lru_cache(maxsize=1)
 def _read(journal: _JournalReader) -> tuple[str, Position, Sequence[Record]]:
     """Return the name of a journal's file, the end of what was read of it, and its records that count."""
-    known, end, records = journal.end, Position(), list[Record]()
+    first_end, end, records = journal.end, Position(), list[Record]()
     with _open_journal(journal.path) as (file, name):
         where = journal.path / name
-        for record, at in islice(read_lines(_lines(file, where), where), known.lines if known else None):
+        for record, position in islice(read_lines(_lines(file, where), where), first_end.lines if first_end else None):
             if isinstance(record, Visit):
                 record.samples.pack()
             records += [] if record is None else [record]
-            end = at
-    if known and (known.lines, known.crc) != (end.lines, end.crc):
+            end = position
+    if first_end and (first_end.lines, first_end.crc) != (end.lines, end.crc):
         raise RunDirectoryError(f"{where} was changed since it was first read")
     return name, end, _without_retried(records)
 
@@ -242,7 +243,8 @@ def runs_below(path: Path) -> list[Path]:
     if own != [path] or (path / RUN_FILE).exists() or not path.is_dir():
         return own
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-    return [run for folder in folders for run in runs_in(folder) if (run / RUN_FILE).exists()] or [path]
+    inner = chain.from_iterable(map(runs_in, folders))
+    return [run for run in inner if (run / RUN_FILE).exists()] or [path]
 
 
 def check_new_run(path: Path) -> None:
@@ -370,7 +372,8 @@ def _why_no_run(path: Path) -> str:
         return "it is a file"
     if not path.is_dir():
         return "folder not found"
-    below = sorted(file.parent for depth in ("*", "runs/*", "*/runs/*") for file in path.glob(f"{depth}/{RUN_FILE}"))
+    files = chain.from_iterable(path.glob(f"{depth}/{RUN_FILE}") for depth in ("*", "runs/*", "*/runs/*"))
+    below = sorted(file.parent for file in files)
     if len(below) > _MOST_NAMED:
         below = [folder / "*" for folder in sorted({run.parent for run in below})][:_MOST_NAMED]
     return f"it has no {RUN_FILE}" + (f"; runs below it: {', '.join(map(str, below))}" if below else "")
