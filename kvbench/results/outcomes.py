@@ -96,8 +96,9 @@ class Outcome:
     medians: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def us(self, time: str = "swap_us") -> float:
-        """Return the median of the visits' medians of a time in microseconds, NaN without one."""
-        return float(median(known)) if (known := self.medians.get(time, {}).values()) else math.nan
+        """The median of the visits' medians of a time in microseconds, NaN without one."""
+        medians = self.medians.get(time, {}).values()
+        return float(median(medians)) if medians else math.nan
 
     def times(self, time: str = "swap_us") -> Mapping[int, float]:
         """Return round -> median of a time, as `kvbench.analysis.compare` takes them; empty where it is mostly 0."""
@@ -109,7 +110,7 @@ class Outcome:
         return next((failure.command for failure in self.failures), self.cell.command())
 
     def interval(self, time: str = "swap_us") -> tuple[float, float]:
-        """Return the 95% interval of a time in microseconds, from the visits; NaN where they are too few."""
+        """The 95% interval of a time in microseconds, from the visits; NaN where they are too few."""
         return known_interval([*self.medians.get(time, {}).values()])
 
     @property
@@ -175,7 +176,7 @@ def by_cell(records: Iterable[OfCell]) -> dict[Cell, list[OfCell]]:
 
 
 def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, MedianInTurn]:
-    """Return the medians of the visits that were made in turn, by the ids of these objects."""
+    """The medians of the visits that were made in turn, by the ids of these objects."""
     together: dict[tuple[object, ...], list[Visit]] = {}
     for visit in visits:
         if visit.group and visit.swap_times_us:
@@ -187,7 +188,7 @@ def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, MedianInTurn]:
 
 
 def _spreads(visits: Iterable[Visit]) -> dict[Cell, Spread]:
-    """Return the spread of each cell's samples: of all cells at once, which takes a tenth of the time of one by one."""
+    """The spread of each cell's samples: of all cells at once, which takes a tenth of the time of one by one."""
     of_cells = by_cell(visits)
     together = [visit for of_cell in of_cells.values() for visit in of_cell]
     times_us = np.fromiter(chain.from_iterable(visit.swap_us for visit in together), dtype=np.float64)
@@ -210,42 +211,57 @@ def _outcome(
 ) -> Outcome:
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
-    known: dict[str, Any] = {
-        "attempts": {visit.round: visit.attempt for visit in visits},
-        "path": joined(path for path, _ in Counter(visit.path for visit in visits).most_common()),
-        "verified_bytes": sum(visit.verified_bytes for visit in visits),
-        "costs": costs_of(visit for visit in visits if visit.beside is not None),
-        "beside": {visit.round: visit.beside for visit in visits if visit.beside is not None},
-        "warnings": list(dict.fromkeys(text for visit in visits for text in visit.warnings)),
-        "made": made,
+    paths = Counter(visit.path for visit in visits).most_common()
+    outcome = Outcome(
+        cell,
+        "failed",
+        attempts={visit.round: visit.attempt for visit in visits},
+        path=joined(path for path, _ in paths),
+        verified_bytes=sum(visit.verified_bytes for visit in visits),
+        costs=costs_of(visit for visit in visits if visit.beside is not None),
+        beside={visit.round: visit.beside for visit in visits if visit.beside is not None},
+        warnings=list(dict.fromkeys(chain.from_iterable(visit.warnings for visit in visits))),
+        made=made,
         # A queue measures the submission.
-        "rounds": len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
-        "disturbed": [visit.round for visit in visits if visit.disturbed],
-    }
+        rounds=len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
+        disturbed=[visit.round for visit in visits if visit.disturbed],
+    )
     if failures:
         reasons = (f"{failure.kind}: {failure.message}" for failure in failures)
-        return Outcome(cell, "failed", joined(reasons) or "", failures=failures, **known)
+        return replace(outcome, reason=joined(reasons) or "", failures=failures)
     if not any(len(visit.samples) for visit in visits):
         skips = [record.reason for record in records if isinstance(record, Skip)]
         # Only a journal not written by kvbench has visits without samples.
         status: Status = "skipped" if skips else "failed"
-        return Outcome(cell, status, joined(skips) or "no reason recorded", **known)
-    chains = (CHAIN_TIME,) if cell.stream_state is StreamState.SUSTAINED else ()
-    times = (*TIMES, *(LAYER_TIMES if cell.layers else ()), *chains)
-    medians: dict[str, dict[int, float]] = {time: {} for time in times}
-    for visit in visits:
-        for time, of_time in medians.items():
-            if values := visit.swap_times_us if time == "swap_us" else getattr(visit.samples, time):
-                of_time[visit.round] = (time == "swap_us" and in_turn.get(id(visit))) or median(values)
-    known |= {
-        "samples": sum(len(visit.samples) for visit in visits),
-        "spread": spread,
-        "state_held": _state_held(cell, visits),
-        "depth_held": _share(visit.samples.depth_held for visit in visits),
-    }
+        return replace(outcome, status=status, reason=joined(skips) or "no reason recorded")
+    medians = _medians(cell, visits, in_turn)
     # A queue measures the submission, whose time every sample has.
-    figure = bool(cell.queued or medians["swap_us"])
-    return Outcome(cell, "ok" if figure else "no figure", "" if figure else NO_FIGURE, medians=medians, **known)
+    has_figure = bool(cell.queued or medians["swap_us"])
+    return replace(
+        outcome,
+        status="ok" if has_figure else "no figure",
+        reason="" if has_figure else NO_FIGURE,
+        samples=sum(len(visit.samples) for visit in visits),
+        spread=spread,
+        state_held=_state_held(cell, visits),
+        depth_held=_share(visit.samples.depth_held for visit in visits),
+        medians=medians,
+    )
+
+
+def _medians(cell: Cell, visits: Iterable[Visit], in_turn: Mapping[int, MedianInTurn]) -> dict[str, dict[int, float]]:
+    """Time -> round -> median of a visit; a round in which no sample has that time is left out."""
+    chains = (CHAIN_TIME,) if cell.stream_state is StreamState.SUSTAINED else ()
+    medians: dict[str, dict[int, float]] = {
+        time: {} for time in (*TIMES, *(LAYER_TIMES if cell.layers else ()), *chains)
+    }
+    for visit in visits:
+        for time, by_round in medians.items():
+            is_swap = time == "swap_us"
+            values = visit.swap_times_us if is_swap else getattr(visit.samples, time)
+            if values:
+                by_round[visit.round] = (is_swap and in_turn.get(id(visit))) or median(values)
+    return medians
 
 
 def _state_held(cell: Cell, visits: Iterable[Visit]) -> float:
@@ -259,13 +275,13 @@ def _state_held(cell: Cell, visits: Iterable[Visit]) -> float:
 
 
 def _share(of_visits: Iterable[Sequence[int] | None]) -> float:
-    """Return the share of samples with a flag, NaN without samples that have one."""
-    flags = [flag for of_visit in of_visits for flag in of_visit or ()]
+    """The share of samples with a flag, NaN without samples that have one."""
+    flags = [*chain.from_iterable(flags for flags in of_visits if flags)]
     return sum(flags) / len(flags) if flags else math.nan
 
 
 def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
-    """Return a key that sorts cells by their axes, a value before its absence."""
+    """A key that sorts cells by their axes, a value before its absence."""
     values = (getattr(cell, axis.field) if axis.number else cell.text(axis.name) for axis in _SORTED_BY)
     return [(value is None, value) for value in values]
 
@@ -295,15 +311,15 @@ class Cost:
 
 
 def costs_of(visits: Iterable[Visit]) -> dict[int, Cost]:
-    """Return the cost of every visit, by round; none if a visit has none, or all have too few iterations together."""
+    """The cost of every visit, by round; none if a visit has none, or all have too few iterations together."""
     costs = {visit.round: cost_of(visit) for visit in visits}
-    known = {number: cost for number, cost in costs.items() if cost is not None}
-    enough = sum(cost.iterations for cost in known.values()) >= MIN_ITERATIONS
-    return known if enough and len(known) == len(costs) else {}
+    complete = {number: cost for number, cost in costs.items() if cost is not None}
+    enough = sum(cost.iterations for cost in complete.values()) >= MIN_ITERATIONS
+    return complete if enough and len(complete) == len(costs) else {}
 
 
 def cost_of(visit: Visit) -> Cost | None:
-    """Return the cost of a visit, None where a turn had no whole iteration, no swap, or no time, and for a decode step
+    """The cost of a visit, None where a turn had no whole iteration, no swap, or no time, and for a decode step
     without the small copies of an engine, which earlier versions ran.
     """
     cell, beside = visit.cell, visit.beside
@@ -325,29 +341,30 @@ def cost_of(visit: Visit) -> Cost | None:
 
 
 def opposite_figures(visits: Sequence[Visit]) -> dict[str, float]:
-    """Return the GB/s of swaps of both directions, by column of the summary; none if no visit has them."""
+    """The GB/s of swaps of both directions, by column of the summary; none if no visit has them."""
     figures = {}
     for column in Opposite.__struct_fields__:
         of_visits = [getattr(visit.opposite, column) for visit in visits if visit.opposite is not None]
-        if known := [median(rates) for rates in of_visits if rates]:
-            figures[column] = float(median(known))
+        medians = [median(rates) for rates in of_visits if rates]
+        if medians:
+            figures[column] = float(median(medians))
     return figures
 
 
 def over_starts(costs: Collection[Cost], value: Callable[[Cost], float]) -> tuple[float, float, float]:
-    """Return the centre of a figure of the visits and its interval over all starts of a worker; NaN for no interval."""
+    """The centre of a figure of the visits and its interval over all starts of a worker; NaN for no interval."""
     centre, low, high = interval_over_starts([value(cost) for cost in costs], [cost.process for cost in costs])
     return (centre, low, high) if math.isfinite(low) and math.isfinite(high) else (centre, math.nan, math.nan)
 
 
 def slowdown_of(costs: Collection[Cost]) -> tuple[float, float, float]:
-    """Return the slowdown of a neighbour by the mean of its iterations, and its interval."""
+    """The slowdown of a neighbour by the mean of its iterations, and its interval."""
     centre, low, high = over_starts(costs, lambda cost: math.log(cost.slowdown))
     return math.exp(centre), math.exp(low), math.exp(high)
 
 
 def cost_figures(costs: Collection[Cost]) -> dict[str, float]:
-    """Return what the swaps of a cell cost their neighbour and their thread, by column of the summary."""
+    """What the swaps of a cell cost their neighbour and their thread, by column of the summary."""
     if not costs:
         return {}
     gbps = [cost.gbps for cost in costs]
@@ -357,11 +374,9 @@ def cost_figures(costs: Collection[Cost]) -> dict[str, float]:
         "thread_ms_per_gb": over_starts(costs, lambda cost: cost.thread_ms_per_gb),
         "swaps_beside_gbps": (median(gbps), *known_interval(gbps)),
     }
-    figures = {
-        f"{name}{end}": value
-        for name, values in intervals.items()
-        for end, value in zip(("", "_low", "_high"), values, strict=True)
-    }
+    figures: dict[str, float] = {}
+    for name, (centre, low, high) in intervals.items():
+        figures |= {name: centre, f"{name}_low": low, f"{name}_high": high}
     by_median, *_ = over_starts(costs, lambda cost: math.log(cost.slowdown_median))
     iterations = sum(cost.iterations for cost in costs)
     return figures | {"neighbour_slowdown_median": math.exp(by_median), "iterations": iterations}

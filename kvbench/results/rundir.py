@@ -64,7 +64,7 @@ class Run:
         return f"<Run {printable(self.path)}: {short(printable(about))}>"
 
     def reproducing(self) -> list[str]:
-        """Return the command of the run, without the folder that it wrote, and with the policy that the run recorded in
+        """The command of the run, without the folder that it wrote, and with the policy that the run recorded in
         place of a file: that may change.
         """
         words = _without(self.info.command, "--out", "-o")
@@ -97,7 +97,7 @@ class Run:
         return low
 
     def frame(self, *more: str) -> "pd.DataFrame":
-        """Return the tidy table: one row per cell, axes first, then its usual figures, and `more` columns by name.
+        """The tidy table: one row per cell, axes first, then its usual figures, and `more` columns by name.
 
         Raises UsageError for a name that no column has.
         """
@@ -114,7 +114,7 @@ class Run:
         return summarize(self.info, self.others, [*self.outcomes.values()], self.visits, self.ceilings())
 
     def samples(self) -> "pd.DataFrame":
-        """Return every raw sample, also of failed cells: cell_id, the axes of the cell, round, sample, and the times in
+        """Every raw sample, also of failed cells: cell_id, the axes of the cell, round, sample, and the times in
         microseconds.
         """
         from kvbench.results.frame import samples_with_axes
@@ -181,7 +181,7 @@ class _JournalReader(Iterable[Record]):
 
 @lru_cache(maxsize=1)
 def _read(journal: _JournalReader) -> tuple[str, Position, Sequence[Record]]:
-    """Return the name of a journal's file, the end of what was read of it, and its records that count."""
+    """The name of a journal's file, the end of what was read of it, and its records that count."""
     first_end, end, records = journal.end, Position(), list[Record]()
     with _open_journal(journal.path) as (file, name):
         where = journal.path / name
@@ -211,7 +211,7 @@ def load_run(path: Path | str) -> Run:
 
 
 def _without(words: Sequence[str], *options: str) -> list[str]:
-    """Return a command without some options and their values."""
+    """A command without some options and their values."""
     kept, skip = list[str](), False
     for word in words:
         name, _, value = word.partition("=")
@@ -222,7 +222,7 @@ def _without(words: Sequence[str], *options: str) -> list[str]:
 
 
 def _without_retried(records: list[Record]) -> list[Record]:
-    """Return the records without the failures of cells that were retried later."""
+    """The records without the failures of cells that were retried later."""
     retried = {record.cell: index for index, record in enumerate(records) if isinstance(record, Retry)}
     return [
         record
@@ -232,13 +232,13 @@ def _without_retried(records: list[Record]) -> list[Record]:
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs in a folder: one per device or rank of a sweep on several of them, else `path` itself."""
+    """The runs in a folder: one per device or rank of a sweep on several of them, else `path` itself."""
     inner = (file.parent for file in path.glob(f"*/{RUN_FILE}"))
     return sorted(folder for folder in inner if _ONE_OF_SEVERAL.fullmatch(folder.name)) or [path]
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Return the runs that a folder stands for: its own, or all runs that lie in it; else `path` itself."""
+    """The runs that a folder stands for: its own, or all runs that lie in it; else `path` itself."""
     own = runs_in(path)
     if own != [path] or (path / RUN_FILE).exists() or not path.is_dir():
         return own
