@@ -165,11 +165,8 @@ def _load(registration: Installed) -> Backend:
     return backend if name == registration.name else BrokenBackend(registration.name, f"{source} calls itself {name!r}")
 
 
-def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFacts:
-    """The facts that the plan needs about a backend on `device`; a backend that fails is unavailable.
-
-    Without `tried`, the backend counts as available: to find out can take seconds.
-    """
+def facts_of(name: str, device: DeviceFacts) -> BackendFacts:
+    """The facts that the plan needs about a backend on `device`; a backend that fails is unavailable."""
     registration, backend = installed()[0][name], backend_named(name)
     assert backend is not None
     try:
@@ -178,7 +175,7 @@ def facts_of(name: str, device: DeviceFacts, *, tried: bool = True) -> BackendFa
             "name": name,
             "summary": backend.summary,
             "axes": backend.axes(device),
-            "unavailable": backend.unavailable(device) if tried else None,
+            "unavailable": backend.unavailable(device),
             "default_sms": (SmsRow(usual),) if isinstance(usual, int) else usual,
             "package": getattr(backend, "package", None) or registration.package,
             "settings": getattr(backend, "settings", ()),

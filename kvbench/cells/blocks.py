@@ -1,6 +1,7 @@
 """The blocks of a cell's swaps: which belong to which layer, how many different sets there are, and their memory."""
 
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
@@ -37,8 +38,9 @@ def layer_blocks(cell: Cell) -> list[int]:
     kinds = cell.sides[0].tensors(cell.blocks)
     if not kinds:
         return [cell.blocks // cell.layers] * cell.layers
-    each = layer_tensors(cell)
-    return [each * kind.ids for kind in kinds for _ in range(kind.count // each)]
+    tensors = layer_tensors(cell)
+    layers = ([tensors * kind.ids] * (kind.count // tensors) for kind in kinds)
+    return [*chain.from_iterable(layers)]
 
 
 def layer_tensors(cell: Cell) -> int:
@@ -76,8 +78,8 @@ def _unfit_blocks(cell: Cell) -> str | None:
     if apart := next((side for side in cell.sides if side.regions > 1), None):
         return f"sequence={cell.sequence} needs K and V of a layer one after the other, not {apart}"
     kinds = cell.sides[0].tensors(cell.blocks)
-    each = layer_tensors(cell)
-    if kinds and (each * cell.layers != sum(kind.count for kind in kinds) or any(kind.count % each for kind in kinds)):
+    tensors, count = layer_tensors(cell), sum(kind.count for kind in kinds)
+    if kinds and (tensors * cell.layers != count or any(kind.count % tensors for kind in kinds)):
         return f"the tensors of {cell.sides[0]} cannot be divided into {cell.layers} layers"
     if not kinds and cell.blocks % cell.layers:
         return f"sequence={cell.sequence} needs a multiple of {cell.layers} blocks, not {cell.blocks}"

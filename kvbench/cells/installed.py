@@ -110,16 +110,17 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    modules = {one.name for one in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}.")}
+    modules = {module.name for module in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}.")}
     modules.discard(ENGINES_SECTION.partition(":")[0])
-    found = [engine for name in sorted(modules) if (engine := getattr(import_module(name), "ENGINE", None))]
-    return {engine.name: engine for engine in found}
+    # `code` is no engine: what engines share.
+    found = [getattr(import_module(name), "ENGINE", None) for name in sorted(modules)]
+    return {engine.name: engine for engine in found if engine}
 
 
 def of_engine(backend: str) -> str:
     """The engine whose code a backend runs; "" for other backends."""
-    known = installed()[0].get(backend)
-    return known.engine if known else ""
+    registration = installed()[0].get(backend)
+    return registration.engine if registration else ""
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:

@@ -216,8 +216,8 @@ def _terms(text: str) -> tuple[Tensors, ...]:
     """The terms of `TxK+TxK`, or () if `text` has another form."""
     matches = [_TERM.fullmatch(term) for term in text.split("+", _MAX_TERMS)]
     terms = tuple(Tensors(int(match[1]), int(match[2])) for match in matches if match)
-    apart = all(one.ids != other.ids for one, other in itertools.pairwise(terms))
-    return terms if 1 < len(terms) == len(matches) <= _MAX_TERMS and apart else ()
+    differ = all(term.ids != following.ids for term, following in itertools.pairwise(terms))
+    return terms if 1 < len(terms) == len(matches) <= _MAX_TERMS and differ else ()
 
 
 SHUFFLED: Final = Pattern("shuffled")

@@ -154,9 +154,10 @@ class Table(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
             raise ValueError(
                 "choices of a table must have a row for each of block_bytes, and each row a choice for each of blocks"
             )
-        if not any(text for row in self.choices for text in row):
+        texts = set(filter(None, chain.from_iterable(self.choices)))
+        if not texts:
             raise ValueError("a table must have at least one choice")
-        for text in {text for row in self.choices for text in row if text}:
+        for text in texts:
             try:
                 Choice.parse(text)
             except UsageError as error:
@@ -197,8 +198,8 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
             raise ValueError("two tables have the same direction and stream state, or step beside")
         if self.format == 1 and any(table.beside for table in self.tables):
             raise ValueError("tables beside a step are of format 2")
-        if other := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
-            raise ValueError(f"workload: {shown(other[0])} is not one of {', '.join(WORKLOAD_AXES)}")
+        if unknown := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
+            raise ValueError(f"workload: {shown(unknown[0])} is not one of {', '.join(WORKLOAD_AXES)}")
         for table in self.tables:
             shares = [text for text in chain(*table.choices) if text and Choice.parse(text).share]
             if shares and table.direction not in self.ceiling_gbps:
@@ -231,7 +232,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         """
         tables = {table.stream_state: table for table in self.tables if table.direction is direction}
         alike = next(states for states in _ALIKE if state in states)
-        return next((tables[one] for one in (state, *alike, *StreamState) if one in tables), None)
+        return next(filter(None, map(tables.get, (state, *alike, *StreamState))), None)
 
     def choose(self, table: Table, blocks: int, block_bytes: float) -> Choice:
         """The choice of one of its tables at the nearest point; its pace is in GB/s."""
@@ -253,5 +254,5 @@ def _nearest(values: Sequence[int], value: float) -> int:
     return min(values, key=lambda candidate: _apart(candidate, value))
 
 
-def _apart(one: float, other: float) -> float:
-    return round(abs(math.log(one / other)), 12)  # the same both ways; sizes of 16 GiB that differ by a byte differ
+def _apart(value: float, other: float) -> float:
+    return round(abs(math.log(value / other)), 12)  # the same both ways; sizes of 16 GiB that differ by a byte differ

@@ -37,10 +37,10 @@ def stay_near(node: int, bus_id: str, *, sources: Sources | None = None) -> tupl
 def far_pages(address: int, size_bytes: int, node: int) -> list[str]:
     """A note if some of a sample of the pages, which must be in use, are not on `node` (-1: any will do)."""
     nodes = nodes_of_pages(address, size_bytes) if node >= 0 else []
-    if far := [other for other in nodes if other != node]:
-        where = ", ".join(map(str, sorted(set(far))))
+    if far := [of_page for of_page in nodes if of_page != node]:
+        far_nodes = ", ".join(map(str, sorted(set(far))))
         sampled = f"{len(far)} of {len(nodes)} sampled pages of host memory"
-        return [f"{sampled} are on NUMA node {where}, the GPU is on {node}"]
+        return [f"{sampled} are on NUMA node {far_nodes}, the GPU is on {node}"]
     return []
 
 

@@ -77,9 +77,9 @@ def clock_limits(machine: Machine) -> list[Json]:
         bits = int(machine.ask("nvmlDeviceGetCurrentClocksEventReasons"))
     except Exception:
         bits = int(machine.ask("nvmlDeviceGetCurrentClocksThrottleReasons"))  # its name before driver 535
-    known: list[Json] = [word for bit, word in enumerate(_LIMITS) if bits >> bit & 1]
-    unknown = bits >> len(_LIMITS) << len(_LIMITS)
-    return [*known, f"bits_0x{unknown:x}"] if unknown else known
+    limits: list[Json] = [word for bit, word in enumerate(_LIMITS) if bits >> bit & 1]
+    unnamed = bits >> len(_LIMITS) << len(_LIMITS)
+    return [*limits, f"bits_0x{unnamed:x}"] if unnamed else limits
 
 
 def _other_processes(machine: Machine) -> list[Json]:

@@ -102,11 +102,11 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
     )
 
 
-def dense(fields: Fields, every: int = 0, *, all_slide: bool = False, heads: Sequence[str] = ()) -> Layers:
+def dense(fields: Fields, every: int = 0, *, all_slide: bool = False) -> Layers:
     layers = layer_count(fields)
     kinds = sliding_kinds(fields, layers, every, all_slide=all_slide)
     window = window_of(fields, kinds)
-    shape = kv_heads(fields, *heads), head_size(fields), fields.whole("v_head_dim")
+    shape = kv_heads(fields), head_size(fields), fields.whole("v_head_dim")
     return [k_and_v(*shape, window if kind == "sliding" else 0) for kind in kinds]
 
 
