@@ -114,13 +114,14 @@ class OfPackage:
     """What the backends of engines share; `codes` are forms of the code, of which the first that is there counts.
 
     The code needs `modules`. `loader` is the function of the backend's module that loads it; without one, torch loads
-    its first file. `settings_in` is the file that has its settings, if it has any.
+    its first file. `settings_in` is the file that has its settings, if it has any. `supports` names its optional axes.
     """
 
     codes: ClassVar[tuple[EngineCode, ...]]
     modules: ClassVar[tuple[str, ...]] = ("torch",)
     loader: ClassVar[str] = ""
     settings_in: ClassVar[str] = ""
+    supports: ClassVar[str] = "memory sms"
     default_sms = ()
 
     @property
@@ -136,7 +137,7 @@ class OfPackage:
         return self.code.settings(self.settings_in) if self.settings_in and self.code.missing() is None else ()
 
     def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "sms"})
+        return frozenset(self.supports.split())
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         loader = f"{type(self).__module__}:{self.loader}" if self.loader else ""

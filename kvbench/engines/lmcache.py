@@ -15,7 +15,6 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction
-from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.installed import Engine
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, stand_ins
 from kvbench.errors import KvbenchError
@@ -42,9 +41,7 @@ class LmCache(OfPackage):
     summary = "LMCache's kernel between chunks of host memory and blocks of the GPU, from its installed package"
     codes: ClassVar[tuple[EngineCode, ...]] = (CODE, _OLD_CODE)
     loader = "load_ops"
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory"})
+    supports = "memory"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(LmCacheSwap(request), Mechanism.SM_KERNEL)

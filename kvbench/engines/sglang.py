@@ -18,7 +18,7 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchGather, TorchStream, host_bytes, ids_of_rows, pools_of
 from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.cell import EQUAL, Cell
-from kvbench.cells.facts import DeviceFacts, HostMemory
+from kvbench.cells.facts import HostMemory
 from kvbench.cells.installed import Engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
@@ -150,9 +150,7 @@ class SglangHiSparse(OfPackage):
     codes = (_SPARSE_CODE,)
     modules = ("torch", "tvm_ffi")
     loader = "load_hisparse"
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"list", "memory", "sms"})
+    supports = "list memory sms"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         if request.cell.list_place is not ListPlace.GPU:
@@ -232,9 +230,7 @@ class SglangStore(OfPackage):
     codes = (_STORE_CODE,)
     modules = ("torch", "tvm_ffi")
     loader = "load_jit"
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory"})
+    supports = "memory"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         pages, module = TokenPages.of(request.cell), load_jit()

@@ -17,7 +17,7 @@ import numpy as np
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchGather, TorchStream, pools_of
 from kvbench.cells.axes import Direction, ListPlace, Order, StreamState
-from kvbench.cells.facts import DeviceFacts, HostMemory
+from kvbench.cells.facts import HostMemory
 from kvbench.cells.installed import Engine, Values
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
@@ -92,9 +92,7 @@ class VllmBatch(OfPackage):
     name = "vllm_batch"
     summary = "vLLM's batched copy, from its installed package"
     codes = (_BATCH_CODE,)
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory", "order"})
+    supports = "memory order"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(VllmBatchSwap(request), Mechanism.BATCHED_COPY)
@@ -128,9 +126,7 @@ class VllmHiSparse(OfPackage):
     summary = "vLLM's gather of rows by ids on the GPU, from its installed package"
     codes = (_SPARSE_CODE,)
     loader = "load_sparse"
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"list", "memory"})
+    supports = "list memory"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         cell = request.cell
@@ -219,9 +215,7 @@ class VllmHandler(OfPackage):
     summary = "vLLM's transfer handler, which chooses between its batched copy and its Triton path"
     codes = _HANDLER_CODES
     loader = "load_handler"
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset({"memory"})
+    supports = "memory"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         swap = HandlerSwap(request, load_handler())

@@ -105,10 +105,8 @@ JudgedCells = Mapping[Cell, JudgedCell]
 
 def measured_in(run: Run) -> dict[Cell, JudgedCell]:
     ceilings = {direction: median(rates) for direction, rates in run.ceilings().items() if rates}
-    judged = {}
-    for cell, outcome in run.outcomes.items():
-        judged[cell] = JudgedCell(outcome, ceilings.get(cell.direction, math.nan))
-    return judged
+    outcomes = run.outcomes.items()
+    return {cell: JudgedCell(outcome, ceilings.get(cell.direction, math.nan)) for cell, outcome in outcomes}
 
 
 # Its name, its figure, and its outcome unless it is a number.

@@ -33,10 +33,7 @@ def summarize(
     limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     sm_copies = {direction: reached(records, direction) for direction in Direction}
     of_cells = by_cell(visits)
-    rows = []
-    for outcome in outcomes:
-        of_direction = sm_copies[outcome.cell.direction]
-        rows.append(_row(outcome, of_cells) | _limits(outcome.cell, limits, of_direction))
+    rows = [_row(outcome, of_cells) | _limits(outcome.cell, limits, sm_copies) for outcome in outcomes]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     measured = {row: outcome.cell for row, outcome in enumerate(outcomes) if outcome.medians}
     figures = _figures([*measured.values()], long_samples(visits))
@@ -89,13 +86,15 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
     return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
 
 
-def _limits(cell: Cell, ceilings: Mapping[str, float], sm_copies: Reached | None) -> dict[str, float]:
+def _limits(
+    cell: Cell, ceilings: Mapping[str, float], sm_copies: Mapping[Direction, Reached | None]
+) -> dict[str, float]:
     """The ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling = ceilings.get(cell.direction, math.nan)
     limit = roof = Rate(math.nan)
-    if sm_copies is not None:
-        limit = sm_copies.limit
-        roof = Rate(ceiling) if cell.sms is None else sm_copies.gbps
+    if (of_direction := sm_copies[cell.direction]) is not None:
+        limit = of_direction.limit
+        roof = Rate(ceiling) if cell.sms is None else of_direction.gbps
         if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
             roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda rate: rate.rate)
     columns = dict(zip(("roof_gbps", "roof_gbps_low", "roof_gbps_high"), roof, strict=True))

@@ -252,9 +252,8 @@ def _outcome(
 def _medians(cell: Cell, visits: Iterable[Visit], in_turn: Mapping[int, MedianInTurn]) -> dict[str, dict[int, float]]:
     """Time -> round -> median of a visit; a round in which no sample has that time is left out."""
     chains = (CHAIN_TIME,) if cell.stream_state is StreamState.SUSTAINED else ()
-    medians: dict[str, dict[int, float]] = {
-        time: {} for time in (*TIMES, *(LAYER_TIMES if cell.layers else ()), *chains)
-    }
+    times = (*TIMES, *(LAYER_TIMES if cell.layers else ()), *chains)
+    medians: dict[str, dict[int, float]] = {time: {} for time in times}
     for visit in visits:
         for time, by_round in medians.items():
             is_swap = time == "swap_us"
