@@ -19,21 +19,9 @@ from kvbench.cells.cell import Cell, command_of
 from kvbench.cells.facts import AUTO, CEILING_BYTES, CEILING_SAMPLES, SM
 from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
 from kvbench.machine.probes import XidErrors, observe
-from kvbench.results import RunWriter, load_run
+from kvbench.results import Ceiling, Control, Failure, Note, Record, RunWriter, Skip, Visit, load_run
 from kvbench.results.attempts import Ceilings
-from kvbench.results.schema import (
-    Ceiling,
-    Control,
-    Failure,
-    FailureKind,
-    Note,
-    Record,
-    Retry,
-    Roof,
-    RunStatus,
-    Skip,
-    Visit,
-)
+from kvbench.results.schema import FailureKind, Retry, Roof, RunStatus
 from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCells, MeasureControl, MeasureRoof, Opened
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits, with_arms

@@ -22,21 +22,7 @@ from kvbench.cells.facts import BackendFacts
 from kvbench.cells.installed import Installed
 from kvbench.errors import ExitCode, KvbenchError, UsageError
 from kvbench.results.schema import Failure, FailureKind, Visit
-from kvbench.run.protocol import (
-    ANSWERS,
-    Answer,
-    Describe,
-    Described,
-    MeasureCells,
-    MeasuredCells,
-    Open,
-    Opened,
-    Refused,
-    Request,
-    Reserve,
-    Reserved,
-    encode,
-)
+from kvbench.run import protocol
 from kvbench.sweep.plan import memories_of
 from kvbench.sweep.spec import SweepSpec
 
@@ -98,13 +84,10 @@ class Supervised:
         self._stop = stop or Stop()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close
         try:
+            pipe = subprocess.PIPE
+            # In a session of its own, for the parent handles Ctrl-C.
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=environment,
-                start_new_session=True,  # the parent handles Ctrl-C
+                command, stdin=pipe, stdout=pipe, stderr=self._stderr, env=environment, start_new_session=True
             )
         except OSError as error:
             self._stderr.close()
@@ -203,7 +186,7 @@ RESERVE_DEADLINE_S: Final = 300.0
 # The driver's default is 8, and some training frameworks set 1.
 _ENVIRONMENT: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": str(HARDWARE_QUEUES)}
 
-Kind = TypeVar("Kind", bound=Answer)
+Kind = TypeVar("Kind", bound=protocol.Answer)
 
 
 class EngineRefusedError(KvbenchError):
@@ -236,16 +219,16 @@ class WorkerProcess(Supervised):
         command = interpreter.command("-m", "kvbench.measure.worker")
         super().__init__("the worker", command, {**environment, **_ENVIRONMENT}, stop)
 
-    def ask(self, request: Request, deadline_s: float) -> Answer:
+    def ask(self, request: protocol.Request, deadline_s: float) -> protocol.Answer:
         """Send `request` and return the answer.
 
         Raises LostError after a crash, or HungError after `deadline_s` seconds without taking the request or without an
         answer.
         """
-        self.write(encode(request), deadline_s)
+        self.write(protocol.encode(request), deadline_s)
         line = self.read_line(deadline_s)
         try:
-            return ANSWERS.decode(line)
+            return protocol.ANSWERS.decode(line)
         except msgspec.DecodeError as error:
             self.kill()
             raise LostError(f"the worker's answer is invalid ({error})") from None
@@ -272,8 +255,8 @@ class WorkerSlot:
         self._plug_ins = {backend.name: backend.package for backend in self._backends if backend.plug_in}
         self._loaded: set[str] = set()  # the plug-in packages that the current worker has loaded
         self._lost: dict[str, str] = {}  # backends that crashed a worker, and how
-        self._open = Open(device=spec.device, fault=spec.fault)
-        self._reserve: Reserve | None = None
+        self._open = protocol.Open(device=spec.device, fault=spec.fault)
+        self._reserve: protocol.Reserve | None = None
         self.log: Path | None = None
         self._worker: WorkerProcess | None = None
         self._started = 0
@@ -288,7 +271,7 @@ class WorkerSlot:
         """Number the workers after those of the run that is continued."""
         self._started += processes
 
-    def start(self) -> Opened:
+    def start(self) -> protocol.Opened:
         """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, LostError.
 
         A backend that crashes the worker, or that does not return, is described as unavailable.
@@ -303,18 +286,18 @@ class WorkerSlot:
                 continue
             self._loaded.update(filter(None, [self._plug_ins.get(name)]))
             try:
-                facts.append(self.ask(Describe(backend=name), Described, DESCRIBE_DEADLINE_S).backend)
+                facts.append(self.ask(protocol.Describe(backend=name), protocol.Described, DESCRIBE_DEADLINE_S).backend)
             except LostError as lost:
                 self._lost[name] = str(lost)
                 return self.start()
         return msgspec.structs.replace(opened, backends=facts)
 
-    def _launch(self) -> Opened:
+    def _launch(self) -> protocol.Opened:
         worker = WorkerProcess(self._interpreter, self._stop)  # it imports while the one before it ends
         self.close()
         self._worker, self._loaded = worker, set()
         self._started += 1
-        opened = self.ask(self._open, Opened, OPEN_DEADLINE_S)
+        opened = self.ask(self._open, protocol.Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
         return opened
@@ -325,7 +308,7 @@ class WorkerSlot:
 
         Returns the notes of the worker.
         """
-        self._reserve = Reserve(
+        self._reserve = protocol.Reserve(
             pool_bytes=pool_bytes,
             host_pools=host_pools,
             memories=memories_of(cells),
@@ -337,7 +320,7 @@ class WorkerSlot:
         )
         if self._loaded and len(self._loaded | {self._plug_ins.get(cell.backend) for cell in cells}) > 1:
             self._launch()  # the worker loaded packages to describe their backends
-        return self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S).notes
+        return self.ask(self._reserve, protocol.Reserved, RESERVE_DEADLINE_S).notes
 
     def serve(self, backend: str) -> None:
         """Replace the worker if it has loaded a plug-in package that does not provide `backend`; raises as `start`."""
@@ -347,21 +330,21 @@ class WorkerSlot:
         if package is not None:
             self._loaded.add(package)
 
-    def ask(self, request: Request, kind: type[Kind], deadline_s: float) -> Kind:
+    def ask(self, request: protocol.Request, kind: type[Kind], deadline_s: float) -> Kind:
         """Ask the worker, as `WorkerProcess.ask`; raises UsageError or EngineRefusedError for Refused."""
         assert self._worker is not None
         answer = self._worker.ask(request, deadline_s)
-        if isinstance(answer, Refused):
+        if isinstance(answer, protocol.Refused):
             raise UsageError(answer.message) if answer.usage else EngineRefusedError(answer.message)
         return self._expect(answer, kind)
 
-    def visit(self, request: MeasureCells, deadline_s: float) -> list[Visit] | Failure:
+    def visit(self, request: protocol.MeasureCells, deadline_s: float) -> list[Visit] | Failure:
         """Measure cells in turn; return a record for each, or the failure of one, which ended the visit.
 
         Raises LostError, also if the answer is of another visit.
         """
         assert self._worker is not None
-        records = self._expect(self._worker.ask(request, deadline_s), MeasuredCells).records
+        records = self._expect(self._worker.ask(request, deadline_s), protocol.MeasuredCells).records
         match records:
             case [Failure() as failure] if failure.cell_text in request.cells:
                 return failure
@@ -372,7 +355,7 @@ class WorkerSlot:
             raise LostError("the worker's answer is of another visit")
         return [msgspec.structs.replace(visit, process=self._started) for visit in visits]
 
-    def _expect(self, answer: Answer, kind: type[Kind]) -> Kind:
+    def _expect(self, answer: protocol.Answer, kind: type[Kind]) -> Kind:
         """Return `answer`; if it has the wrong type, kill the worker and raise LostError."""
         assert self._worker is not None
         if isinstance(answer, kind):
@@ -388,7 +371,7 @@ class WorkerSlot:
         """Start another worker, with the same memory; raises as `start`."""
         self._launch()
         assert self._reserve is not None
-        self.ask(self._reserve, Reserved, RESERVE_DEADLINE_S)
+        self.ask(self._reserve, protocol.Reserved, RESERVE_DEADLINE_S)
 
     def close(self) -> None:
         if self._worker is None:
