@@ -75,8 +75,7 @@ class ReplaySampler(Sampler):
         workload, prepared = self._set_up(bench, cell, swaps[0])
         super().__init__(bench, self.cell, workload, prepared)
 
-    def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
-        del sampling, begin
+    def take_all(self, _sampling: Sampling, _begin: Callable[[], None] | None) -> Taken:
         samples: list[AnySample] = []
         columns: dict[str, list[Any]] = {"swap_blocks": [], "pieces": [], "swap_numbers": []}
         verified_bytes = 0
@@ -93,14 +92,8 @@ class ReplaySampler(Sampler):
                 columns[name].append(value)
         moved = sum(swap.moved for swap in self._placed)
         closer = f"{moved} of {len(self._placed)} swaps of the trace placed closer together to fit the smaller pool"
-        return Taken(
-            samples,
-            "max_samples",
-            columns=columns,
-            verified_bytes=verified_bytes,
-            warnings=[closer] if moved else [],
-            first_alike=len(samples) - 1,
-        )
+        warnings, last = [closer] if moved else [], len(samples) - 1
+        return Taken(samples, "max_samples", None, columns, verified_bytes, warnings, first_alike=last)
 
     def _set_up(self, bench: Bench, cell: Cell, swap: Placed) -> tuple[Workload, list[PreparedSwap]]:
         """Make `cell` one of this swap, and return its blocks, and the backend's swap of them."""

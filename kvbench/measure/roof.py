@@ -129,9 +129,7 @@ def _times(bench: Bench, cell: Cell, shape: KernelShape, samples: int) -> list[f
     return times_us[1:]
 
 
-@cache  # it keeps its kernel loaded
-def _backend(shape: KernelShape) -> Sm:
-    return Sm(shape)
+_backend = cache(Sm)  # it keeps its kernel loaded
 
 
 @cache  # the same in every round and for every kernel; those of a long swap take 10 to 50 ms

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -210,45 +210,24 @@ def effective_path(
     `busy_cpu_us` is the CPU time of the same submission on a busy stream, if measured. With `prefer_overlap` the driver
     is asked to leave the SMs to others.
     """
-    match mechanism:
-        case Mechanism.BATCHED_COPY if busy_cpu_us is not None and min(cpu_us) >= CPU_INLINE_RATIO * busy_cpu_us:
+    if mechanism is Mechanism.BATCHED_COPY:
+        if busy_cpu_us is not None and min(cpu_us) >= CPU_INLINE_RATIO * busy_cpu_us:
             return EffectivePath.CPU_INLINE
-        case Mechanism.BATCHED_COPY if driver_version() >= BATCH_MAY_USE_SMS_FROM and not prefer_overlap:
+        if driver_version() >= BATCH_MAY_USE_SMS_FROM and not prefer_overlap:
             return EffectivePath.ENGINE_OR_SMS
-        case Mechanism.BATCHED_COPY | Mechanism.SINGLE_COPIES:
-            return EffectivePath.COPY_ENGINE
-        case Mechanism.FALLBACK:
-            return EffectivePath.FALLBACK
-        case Mechanism.SM_KERNEL:
-            return EffectivePath.SM_KERNEL
-        case Mechanism.STAGED:
-            return EffectivePath.STAGED
-        case Mechanism.HOST_THREAD:
-            return EffectivePath.HOST_THREAD
-        case Mechanism.NOTHING:
-            return EffectivePath.NOTHING
+    copies = mechanism in (Mechanism.BATCHED_COPY, Mechanism.SINGLE_COPIES)
+    return EffectivePath.COPY_ENGINE if copies else EffectivePath[mechanism.name]
 
 
 def _columns(taken: Taken, cell: Cell) -> Samples:
-    def column(name: str) -> list[Any]:
-        return [getattr(sample, name) for sample in taken.samples]
-
-    def flags(name: str) -> list[int]:
-        return list(map(int, column(name)))
-
-    return Samples(
-        caller_us=column("caller_us"),
-        wall_us=column("wall_us"),
-        cpu_us=column("cpu_us"),
-        event_us=column("event_us") if cell.swap_clock == "event_us" else None,
-        pending_before=flags("pending_before"),
-        pending_after=flags("pending_after"),
-        depth_held=flags("depth_held") if cell.queued else None,
-        chain_us=column("chain_us") if cell.stream_state is StreamState.SUSTAINED else None,
-        first_layer_us=column("first_layer_us") if cell.layers else None,
-        slowest_gap_us=column("slowest_gap_us") if cell.layers else None,
-        **taken.columns,
-    )
+    names = ["caller_us", "wall_us", "cpu_us", "pending_before", "pending_after"]
+    names += ["event_us"] if cell.swap_clock == "event_us" else []
+    names += ["chain_us"] if cell.stream_state is StreamState.SUSTAINED else []
+    names += ["depth_held"] if cell.queued else []
+    names += ["first_layer_us", "slowest_gap_us"] if cell.layers else []
+    # A flag is kept as 0 or 1.
+    columns = {name: [+getattr(sample, name) for sample in taken.samples] for name in names}
+    return Samples(**columns, **taken.columns)
 
 
 def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
@@ -322,10 +301,8 @@ def _warnings_beside(beside: Beside | None) -> list[str]:
     if beside is None:
         return []
     short = not beside.neighbour_alone_us or not beside.neighbour_beside_us
-    return [
-        *(["a turn without a whole iteration of the neighbour (cell_seconds too short?)"] if short else []),
-        *([f"the neighbour's stream ran out of work {beside.dry} times"] if beside.dry else []),
-    ]
+    warnings = ["a turn without a whole iteration of the neighbour (cell_seconds too short?)"] if short else []
+    return warnings + ([f"the neighbour's stream ran out of work {beside.dry} times"] if beside.dry else [])
 
 
 def _warnings(samples: Sequence[AnySample], cell: Cell) -> list[str]:
