@@ -47,9 +47,6 @@ class OneWay:
         self._submitted = 0
         self.ended: list[Ended] = []
 
-    def begin(self) -> None:
-        self.ended = []
-
     def supply(self) -> None:
         """Submit a swap if one more may be on the stream. Its list is read by then, so the next can be written."""
         if not self._free:
@@ -91,24 +88,19 @@ def both_ways(device: Device, here: OneWay, there: OneWay, seconds: float) -> tu
 
     alone()
     cpu_us = turn(device, [here, there], BOTH_SHARE * seconds)
-    common = while_all(here.ended, there.ended)
-    for way, ended, rates in zip(
-        (here, there), common, (record.at_once_gbps, record.opposite_at_once_gbps), strict=True
-    ):
-        rates.append(way.gbps(ended))
-    alone()
-    own, _ = common
+    own, others = while_all(here.ended, there.ended)
+    record.at_once_gbps.append(here.gbps(own))
+    record.opposite_at_once_gbps.append(there.gbps(others))
     cpu_us /= len(here.ended)
-    samples = [
-        FlowSample(
-            after.caller_us,
-            wall_us=after.host_us - before.host_us,
-            cpu_us=min(after.caller_us, cpu_us),
-            event_us=after.device_us - before.device_us,
-        )
-        for before, after in pairwise(own)
-    ]
+    alone()
+    samples = [_sample(before, after, cpu_us) for before, after in pairwise(own)]
     return record, samples[:: -(-len(samples) // MOST_KEPT)]
+
+
+def _sample(before: Ended, after: Ended, cpu_us: float) -> FlowSample:
+    """The sample of a swap, which began at the end of the one before it; `cpu_us` is the mean of its turn."""
+    wall_us, event_us = after.host_us - before.host_us, after.device_us - before.device_us
+    return FlowSample(after.caller_us, wall_us, min(after.caller_us, cpu_us), event_us)
 
 
 def turn(device: Device, ways: Sequence[OneWay], seconds: float) -> float:
@@ -116,10 +108,10 @@ def turn(device: Device, ways: Sequence[OneWay], seconds: float) -> float:
     began, cpu_s = Event(device.driver), time.thread_time()
     began.record(ways[0].stream.handle)
     for way in ways:
-        way.begin()
+        way.ended = []
     began.wait()
     began_s = time.perf_counter()
-    while time.perf_counter() < began_s + seconds or min(len(one.ended) for one in ways) < LEAST_SWAPS:
+    while time.perf_counter() < began_s + seconds or min(len(way.ended) for way in ways) < LEAST_SWAPS:
         for way in ways:
             way.supply()
             way.reap(began, began_s)
@@ -130,7 +122,7 @@ def turn(device: Device, ways: Sequence[OneWay], seconds: float) -> float:
 
 def while_all(*ended: Sequence[Ended]) -> list[Sequence[Ended]]:
     """Return of each direction the swaps that ended while all directions swapped, two or more."""
-    first_us = max(of_one[0].device_us for of_one in ended)
-    last_us = min(of_one[-1].device_us for of_one in ended)
-    common = [[one for one in of_one if first_us <= one.device_us <= last_us] for of_one in ended]
-    return [inside if len(inside) > 1 else every for inside, every in zip(common, ended, strict=True)]
+    first_us = max(swaps[0].device_us for swaps in ended)
+    last_us = min(swaps[-1].device_us for swaps in ended)
+    common = [[swap for swap in swaps if first_us <= swap.device_us <= last_us] for swaps in ended]
+    return [inside if len(inside) > 1 else swaps for inside, swaps in zip(common, ended, strict=True)]
