@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
 from kvbench.engine.device import Device
 from kvbench.errors import ExitCode
@@ -18,7 +19,8 @@ from tests.visits import bench_of, load_backends, measure
 pytestmark = pytest.mark.gpu
 
 SAMPLING = Sampling(warmups=1, cell_seconds=0.1)
-CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, opposite=True)
+CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, opposite=True,
+            host_pattern=Pattern.parse("runs-64"))  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,7 @@ def bench(gpu: Device) -> Bench:
 
 
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "triton", "auto"])
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "staged", "triton", "auto"])
 def test_both_directions_move_at_once_and_are_right(bench: Bench, backend: str, direction: Direction) -> None:
     sms = CELL.sms if backend in ("sm", "triton") else None
     visit = measure(

@@ -9,16 +9,7 @@ import pytest
 
 from kvbench.machine.sources import Sources
 from kvbench.measure import disturbance
-from kvbench.measure.disturbance import (
-    PROBES,
-    SEARCHED,
-    Clocks,
-    GpuClocks,
-    SteadyCpu,
-    Surroundings,
-    Threads,
-    disturbances,
-)  # fmt: skip
+from kvbench.measure.disturbance import PROBES, Clocks, GpuClocks, SteadyCpu, Surroundings, Threads, disturbances
 from kvbench.results.schema import Disturbance
 
 LIMITS = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake"]
@@ -150,7 +141,7 @@ def test_where_every_cpu_is_slow_a_visit_does_not_search_them_all(host: Host) ->
     host.probed.clear()
     host.times_us = dict.fromkeys(host.times_us, 200.0) | {0: 190.0}  # the second behind it
     assert chosen(steady) == 0
-    assert len(host.probed) == (1 + SEARCHED) * PROBES
+    assert len(host.probed) == (1 + disturbance.SEARCHED) * PROBES
 
 
 def test_a_visit_knows_how_fast_its_cpu_is(host: Host) -> None:

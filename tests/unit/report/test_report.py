@@ -28,16 +28,7 @@ from kvbench.results import Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance
 from tests import synthetic
 from tests.markdown import anchors, tokens
-from tests.reports import (
-    HOSTILE,
-    hostile_run,
-    lines_of,
-    made_report,
-    made_run,
-    part_of,
-    rows_of,
-    sections_of,
-)
+from tests.reports import HOSTILE, hostile_run, lines_of, made_report, made_run, part_of, rows_of, sections_of
 
 
 @pytest.fixture(scope="module")
