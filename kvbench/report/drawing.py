@@ -20,13 +20,14 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Bbox
 from PIL import Image
 
 from kvbench.cells.facts import AUTO, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, STAGED, TRITON
-from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine
+from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
 from kvbench.report.numbers import count, figure
 
 # The name of a marker, or (points, 1, degrees) of a star.
@@ -158,6 +159,7 @@ _RATIOS: Final = (1, 2, 1.5, 4, 1.2, 1.1, 3, 10, 1.05, 5, 20, 100, 1.3)
 _ROOM: Final = 0.06  # of the height, above the lines and below, where the axis does not begin at 0
 _LETTER: Final = 0.068  # inches of a tick label
 _NOTE: Final = (0.062, 0.13)  # inches: the width of a letter of a note, and its height
+_MARKED: Final = 0.045  # inches from a point to the edge of its marker
 # Letters beside an edge, which can stand between the last two sizes, and points from line to line.
 _BESIDE_EDGE: Final = (12, 13)
 _RING: Final = 11  # points, of a mark around a point
@@ -219,7 +221,7 @@ def _figure(plot: LinePlot, text: ChartText) -> Figure:
             _divide(ax, *panel.divided)
         for line in panel.lines:
             _draw_line(ax, line)
-        _write_notes(ax, panel.lines)
+        _write_notes(ax, panel)
     return drawn
 
 
@@ -277,17 +279,35 @@ def _draw_line(ax: Axes, line: PlotLine) -> None:
             ax.plot(x, y, marker="o", markersize=_RING, color=colour, markerfacecolor="none", zorder=4)
 
 
-def _write_notes(ax: Axes, lines: Iterable[PlotLine]) -> None:
-    """Write the notes of points below to their right, the last of each line first, where there is room."""
-    taken: list[Bbox] = []
-    dpi = ax.figure.dpi
-    for line in lines:
-        for x, y, note in reversed(list(zip(line.x, line.y, line.notes, strict=False))):
-            across, up = ax.transData.transform((x, y))
-            place = Bbox.from_bounds(across, up - _NOTE[1] * dpi, (0.1 + _NOTE[0] * len(note)) * dpi, _NOTE[1] * dpi)
-            if note and not place.count_overlaps(taken):
+def _write_notes(ax: Axes, panel: PlotPanel) -> None:
+    """Write the notes of points beside them, the last of each line first, where nothing is drawn or written."""
+    points = [ax.transData.transform(list(zip(line.x, line.y, strict=True))) for line in panel.lines]
+    drawn = [Path(of_line) for of_line in points]
+    if panel.x_ceiling is not None:
+        drawn.append(ax.get_xaxis_transform().transform_path(Path([(panel.x_ceiling, 0), (panel.x_ceiling, 1)])))
+    half = _MARKED * ax.figure.dpi
+    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for of_line in points for x, y in of_line]
+    for line, of_line in zip(panel.lines, points, strict=True):
+        noted = list(zip(line.x, line.y, line.notes, of_line, strict=False))
+        for x, y, note, (across, up) in reversed(noted):
+            for place in _places(ax, (across, up), note):
+                if place.count_overlaps(taken) or any(path.intersects_bbox(place, filled=False) for path in drawn):
+                    continue
                 taken.append(place)
-                ax.annotate(note, (x, y), (6, -8), **_SMALL)
+                # In typographic points from the point, which hold for every resolution that the figure is written in.
+                offset = ((place.x0 - across) * 72 / ax.figure.dpi, (place.y0 - up) * 72 / ax.figure.dpi + 2)
+                ax.annotate(note, (x, y), offset, **_SMALL)
+                break
+
+
+def _places(ax: Axes, point: tuple[float, float], note: str) -> list[Bbox]:
+    """Where a note can stand within the axes, the best place first: right of its point below and above, then left."""
+    dpi, (across, up) = ax.figure.dpi, point
+    width, height, gap = _NOTE[0] * len(note) * dpi, _NOTE[1] * dpi, _MARKED * dpi
+    sides = ((gap, -height - gap), (gap, gap), (-width - gap, -height - gap), (-width - gap, gap))
+    boxes = [Bbox.from_bounds(across + right, up + above, width, height) for right, above in sides]
+    inside = ax.get_window_extent()
+    return [box for box in boxes if note and box.y0 >= inside.y0 and box.y1 <= inside.y1 and box.x0 >= inside.x0]
 
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:

@@ -98,15 +98,12 @@ GATHERS: Final = Contrast(
     arm=_grid,
     columns=_grids,
     includes=lambda _: "Medians in us by CUDA events around the launch, ids on the GPU before it",
-    more=lambda _: {
-        "M rows/s": _best_rate,
-        "CTAs that suffice": lambda line: str(_enough(line) or ""),
-    },
+    more=lambda _: {"M rows/s": _best_rate, "CTAs that suffice": lambda line: str(_enough(line) or "")},
     last=_fits,
     notes=lambda _: [
         f"Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
         f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}. What the decode step of a model "
-        "waits: kvbench show RUN --model MODEL --tokens ROWS",
+        "waits: kvbench show RUN --model MODEL --tokens ROWS"
     ],
     find=_suffices,
 )

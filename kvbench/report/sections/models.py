@@ -191,14 +191,8 @@ def _all(side: ModelSide, state: str) -> DataTable:
     for swap in side.swaps:
         known = {backend: side.outcome(swap, backend, state) for backend in backends}
         arms = {backend: outcome for backend, outcome in known.items() if outcome}
-        body.append(
-            [
-                _name(swap),
-                count(swap.blocks),
-                bytes_size(swap.block_bytes),
-                *fastest_marked(arms, backends, milliseconds),
-            ]
-        )
+        names = [_name(swap), count(swap.blocks), bytes_size(swap.block_bytes)]
+        body.append([*names, *fastest_marked(arms, backends, milliseconds)])
     title = f"{side.direction}, {state} stream: ms per swap, by model and backend, {_lengths(side.swaps)}"
     labels = (label_of(outcomes_in(where(cells, backend=name))) for name in backends)
     compared = len(cells) - len(cells.drop_duplicates(["blocks", "block_bytes", "pattern"]))

@@ -14,21 +14,8 @@ from kvbench.cells.facts import BATCHED, method_label
 from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
-from kvbench.report.sections.contrast import (
-    BACKEND,
-    BLOCKS,
-    SIZE,
-    SWAP,
-    Contrast,
-    ContrastSide,
-    Figure,
-    Key,
-    backends,
-    by_direction,
-    by_state,
-    size,
-    turns,
-)
+from kvbench.report.sections import contrast
+from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, swap_text
 from kvbench.report.view import Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
@@ -81,8 +68,8 @@ def _rate_by_sms(outcome: Outcome) -> str:
 LOCALITY: Final = Contrast(
     needed="it needs a swap measured both hot and dense and from a large pool",
     select=_hot_and_far,
-    apart=(by_direction,),
-    keys=(SWAP, BACKEND),
+    apart=(contrast.by_direction,),
+    keys=(contrast.SWAP, contrast.BACKEND),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
     columns=lambda _: [Figure(arm, arm, _rate_by_sms) for arm in _ARMS.values()],
     includes=lambda _: INCLUDES["idle"],
@@ -121,16 +108,16 @@ _EXTENT: Final = Key("Extent", _extent, lambda outcome: count(_extent(outcome.ce
 RUNS: Final = Contrast(
     needed=f"it needs a backend measured at {MIN_LENGTHS} extents (pattern=shuffled,runs-8,runs-32) when idle",
     select=_in_runs,
-    apart=(by_direction,),
-    keys=(SWAP, _EXTENT),
+    apart=(contrast.by_direction,),
+    keys=(contrast.SWAP, _EXTENT),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s by the number of adjacent blocks",
-    columns=backends,
+    columns=contrast.backends,
     includes=lambda _: INCLUDES["idle"],
     fastest=True,
     notes=lambda _: [
         "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)"
     ],
-    find=lambda side: turns(side, _EXTENT, unit="an extent of"),
+    find=lambda side: contrast.turns(side, _EXTENT, unit="an extent of"),
 )
 
 
@@ -176,15 +163,8 @@ class DeviceLine(NamedTuple):
 
 def _device_order(line: DeviceLine) -> tuple[Any, ...]:
     cell = line.alone.cell
-    return (
-        by_direction(cell),
-        cell.backend,
-        cell.block_bytes,
-        cell.blocks,
-        by_state(cell),
-        str(cell.neighbour),
-        line.device,
-    )
+    shape = contrast.by_direction(cell), cell.backend, cell.block_bytes, cell.blocks
+    return (*shape, contrast.by_state(cell), str(cell.neighbour), line.device)
 
 
 def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:
@@ -240,7 +220,7 @@ def _looked_up(side: ContrastSide) -> Iterable[Text]:
     numbers = [_registrations(outcome.cell) for outcome in longest]
     least, most = min(numbers), max(numbers)
     parts = []
-    for column in backends(side):
+    for column in contrast.backends(side):
         of_arm = {_registrations(outcome.cell): outcome for outcome in longest if outcome.cell.backend == column.arm}
         if least < most and {least, most} <= of_arm.keys():
             cost = compare(of_arm[least], of_arm[most])
@@ -256,13 +236,13 @@ def _looked_up(side: ContrastSide) -> Iterable[Text]:
 REGISTRATIONS: Final = Contrast(
     needed="it needs pools in different numbers of registrations (memory=shared,slots-256KiBx2)",
     select=_in_registrations,
-    apart=(by_direction, size),
-    keys=(BLOCKS, _REGISTRATIONS),
+    apart=(contrast.by_direction, contrast.size),
+    keys=(contrast.BLOCKS, _REGISTRATIONS),
     title=lambda side: (
         f"{side.cell.direction} of {bytes_size(side.cell.block_bytes)}, idle stream: us a descriptor by the "
         "number of registrations"
     ),
-    columns=lambda side: [Figure(column.head, column.arm, _a_descriptor) for column in backends(side)],
+    columns=lambda side: [Figure(column.head, column.arm, _a_descriptor) for column in contrast.backends(side)],
     includes=lambda _: INCLUDES["idle"],
     notes=lambda _: [
         "Registrations: in which the pool of the host lies: a file in /dev/shm, registered whole or slot by slot; us a "
@@ -309,10 +289,10 @@ def _gap(side: ContrastSide) -> Iterable[Text]:
 FRAGMENTS: Final = Contrast(
     needed="it needs two backends measured on fragments (pattern=fragments-16x8)",
     select=_in_fragments,
-    apart=(by_direction,),
-    keys=(_RANKS, SIZE),
+    apart=(contrast.by_direction,),
+    keys=(_RANKS, contrast.SIZE),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of fragments by their size",
-    columns=backends,
+    columns=contrast.backends,
     includes=lambda _: INCLUDES["idle"],
     fastest=True,
     notes=lambda _: [

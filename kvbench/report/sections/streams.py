@@ -16,21 +16,8 @@ from kvbench.cells.units import two_digits
 from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
-from kvbench.report.sections.contrast import (
-    BLOCKS,
-    DIRECTION,
-    METHOD,
-    SIZE,
-    Contrast,
-    ContrastSide,
-    Figure,
-    Key,
-    Line,
-    backend,
-    by_direction,
-    changes,
-    first_of,
-)
+from kvbench.report.sections import contrast
+from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
 from kvbench.report.tables import (
     INCLUDES,
     change_text,
@@ -72,7 +59,7 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
     seen = []
     if halves:
         worst, line = max(halves, key=lambda half: half[0])
-        cell = first_of(line).cell
+        cell = contrast.first_of(line).cell
         middle = median(half for half, _ in halves)
         swap = f"{cell.direction} {swap_text(cell)}"
         seen = [f"Resolution, half an interval: {middle:.1%} in the median, {worst:.1%} at worst ({swap})"]
@@ -83,7 +70,7 @@ def _order_effect(side: ContrastSide) -> Sequence[Text]:
     """Say in how many cells of the first table both orders differ."""
     if _by_engines(side.cell) > min(_by_engines(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
         return ()
-    return changes(side, f"ANY against STREAM, {side.backend} on {a_stream(side.cell.stream_state)}")
+    return contrast.changes(side, f"ANY against STREAM, {side.backend} on {a_stream(side.cell.stream_state)}")
 
 
 def _by_engines(cell: Cell) -> int:
@@ -115,8 +102,8 @@ def _with_path(outcome: Outcome | None) -> str:
 ORDER: Final = Contrast(
     needed="it needs cells measured with order=stream and with order=any that are otherwise equal",
     select=_both_orders,
-    apart=(backend, _by_engines),
-    keys=(DIRECTION, BLOCKS, SIZE),
+    apart=(contrast.backend, _by_engines),
+    keys=(contrast.DIRECTION, contrast.BLOCKS, contrast.SIZE),
     title=lambda side: f"STREAM against ANY, {side.backend}, {side.cell.stream_state} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
     includes=lambda _: (INCLUDES["swap_us"], "Delta: ANY / STREAM - 1, in turn", INCLUDES["caller_us"]),
@@ -229,7 +216,7 @@ def _cells_of(side: ContrastSide, arm: str) -> list[Outcome]:
 QUEUE_DEPTH: Final = Contrast(
     needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
     select=_depths,
-    apart=(by_direction,),
+    apart=(contrast.by_direction,),
     keys=(Key("Queued", lambda cell: cell.queued, lambda outcome: count(outcome.cell.queued)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by queued swaps of the same kind",
     arm=_queue_arm,
@@ -293,8 +280,8 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
     return Contrast(
         needed="it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal",
         select=select,
-        apart=(by_direction,),
-        keys=(METHOD, BLOCKS, SIZE),
+        apart=(contrast.by_direction,),
+        keys=(contrast.METHOD, contrast.BLOCKS, contrast.SIZE),
         title=lambda side: f"{side.cell.direction}, {name}: us per swap by stream state",
         columns=_state_columns,
         includes=lambda _: INCLUDES["swap_us"],
@@ -346,8 +333,8 @@ def _call_effect(side: ContrastSide) -> Iterable[Text]:
 CALL: Final = Contrast(
     needed="it needs empty launches beside swaps with pause=0 and with a pause (kvbench sweep call)",
     select=_calls,
-    apart=(by_direction,),
-    keys=(BLOCKS, SIZE, METHOD),
+    apart=(contrast.by_direction,),
+    keys=(contrast.BLOCKS, contrast.SIZE, contrast.METHOD),
     title=lambda side: f"{side.cell.direction}: us of the thread, and until completion",
     columns=lambda _: [
         Figure(f"{of}, {arm}", arm, show)

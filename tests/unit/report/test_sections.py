@@ -505,17 +505,9 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     many = replace(one, blocks=64)
     cells += [replace(many, queued=depth) for depth in (0, 2, 8, 16)]
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / 50.0)
-    visits = [
-        msgspec.structs.replace(
-            visit,
-            samples=msgspec.structs.replace(
-                visit.samples, depth_held=[int(visit.cell.queued * visit.cell.blocks < 1000)] * len(visit.samples)
-            ),
-        )
-        if visit.cell.queued
-        else visit
-        for visit in visits
-    ]
+    for visit in visits:
+        held = visit.samples.depth_held or []  # of a cell with a queue
+        held[:] = [int(visit.cell.queued * visit.cell.blocks < 1000)] * len(held)
     report = made_report(tmp_path, visits)
     bound = "full between 512 and 1 024 copies"
     assert rows_of(part_of(report, "queue").tables[0])["knee"] == [bound, bound]
