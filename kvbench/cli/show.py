@@ -38,10 +38,10 @@ class Allowed(msgspec.Struct, frozen=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The backends; () for all."""
-        return tuple(name for text in (self.backends or "").split(",") if (name := text.strip()))
+        return tuple(filter(None, map(str.strip, (self.backends or "").split(","))))
 
     def keeps(self, driver: int, choice: Choice) -> bool:
-        """Return whether a choice is allowed with this driver (13010: CUDA 13.1). With a limit of SMs, no copy is that
+        """Whether a choice is allowed with this driver (13010: CUDA 13.1). With a limit of SMs, no copy is that
         the driver may make with SMs, since how many it takes is not known.
         """
         from kvbench.tune.candidates import may_take_sms
@@ -51,13 +51,13 @@ class Allowed(msgspec.Struct, frozen=True):
         return not self.names or choice.backend in self.names
 
     def suits_all(self, driver: int, choice: Choice) -> bool:
-        """Return whether a choice is allowed, and not the code of one engine, which serves only that engine."""
+        """Whether a choice is allowed, and not the code of one engine, which serves only that engine."""
         from kvbench.cells.installed import of_engine
 
         return self.keeps(driver, choice) and (choice.backend in self.names or not of_engine(choice.backend))
 
     def serves(self, driver: int, choice: Choice) -> bool:
-        """Return whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
+        """Whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
         return self.keeps(driver, choice) and choice.backend in SERVING
 
 
@@ -78,7 +78,7 @@ class Asked(msgspec.Struct, frozen=True):
     def question(
         self, swaps: "Sequence[ModelSwap]" = (), prefill: float | None = None, *, own_thread: bool = False
     ) -> "Question":
-        """Return the question to the runs; raises UsageError."""
+        """The question to the runs; raises UsageError."""
         from kvbench.tune.situations import Question
 
         situations = tuple(Situation) if self.beside is None else (_situation_of(self.beside),)
@@ -288,16 +288,16 @@ def _write_policy(file: Path, advice: "Advice", *, force: bool) -> None:
     from kvbench.files import write_output
     from kvbench.tune.policies import policy_of
 
-    made = policy_of(advice)
-    write_output("--policy", file, made.to_toml().encode(), load_policy, force=force)
-    typer.echo(f"{file}: a policy for {made.device}, {', '.join(table.title for table in made.tables)}", err=True)
+    policy = policy_of(advice)
+    write_output("--policy", file, policy.to_toml().encode(), load_policy, force=force)
+    typer.echo(f"{file}: a policy for {policy.device}, {', '.join(table.title for table in policy.tables)}", err=True)
 
 
 def _check_backends(runs: "Sequence[Run]", may: Allowed) -> None:
     measured = {cell.backend for run in runs for cell in run.outcomes}
     if not measured.issuperset(may.names):
-        known = ", ".join(sorted(measured))
-        raise UsageError(f"--backends {brief(','.join(may.names))}: these runs measured only {known}")
+        backends = ", ".join(sorted(measured))
+        raise UsageError(f"--backends {brief(','.join(may.names))}: these runs measured only {backends}")
 
 
 def prefill_of(tokens_per_s: float | None, models: ModelChoice) -> float | None:

@@ -86,9 +86,9 @@ def tune_engine(
     from kvbench.tune.exports import export
     from kvbench.tune.search import engine_sweep
 
-    known = [engine.name for engine in engines().values() if engine.settings]
-    if name not in known:
-        raise UsageError(f"engine {brief(name)}: not an engine with settings; write {' or '.join(known)}")
+    names = [engine.name for engine in engines().values() if engine.settings]
+    if name not in names:
+        raise UsageError(f"engine {brief(name)}: not an engine with settings; write {' or '.join(names)}")
     code = ExitCode.DONE
     if runs:
         if out or axis or where:

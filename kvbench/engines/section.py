@@ -83,7 +83,7 @@ def _shapes(view: View) -> list[Measured] | str:
 
 def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) -> DataTable:
     first = shapes[0]
-    methods = {choice for one in shapes for choice in one.every if choice.backend in engine.backends}
+    methods = {choice for one in shapes for choice in one.methods if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, choice.sms, str(choice)))
     rows = [_row(view, engine, ordered, one) for one in shapes]
     alone = [outcome for outcome in view.measured if is_alone(outcome.cell)]
@@ -97,24 +97,26 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -> list[str]:
     shipped = shipped_choice(engine, one, settings_in([view.run]))
-    best = one.best_of(*(choice.backend for choice in one.every if not of_engine(choice.backend)))
+    best = one.best_of(*(choice.backend for choice in one.methods if not of_engine(choice.backend)))
     ratio = ABSENT
     if shipped and best:
-        compared = compare_visits(one.every[best], one.every[shipped], IN_TURN)
+        compared = compare_visits(one.methods[best], one.methods[shipped], IN_TURN)
         ratio = f"{sign_of(compared)}{figure(one.us_of(shipped) / one.us_of(best))}"
-    times = {choice: f"{_us_text(one, choice)} / {figure(one.caller_us[choice])}" for choice in one.every}
+    times = {choice: f"{_us_text(one, choice)} / {figure(one.caller_us[choice])}" for choice in one.methods}
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
     names = [choice.label if choice else ABSENT for choice in (shipped, best)]
     return [count(one.shape.blocks), bytes_size(one.shape.block_bytes), *columns, *names, best_us, ratio]
 
 
 def _us_text(measured: Measured, choice: Choice) -> str:
-    return with_interval(measured.us_of(choice), *known_interval([*measured.every[choice].values()]))
+    return with_interval(measured.us_of(choice), *known_interval([*measured.methods[choice].values()]))
 
 
 def _published(measured: Measured) -> str:
     """The figures of the pull request that brought vLLM's kernel, beside those of this machine."""
-    shipped = {choice.backend: choice for choice in measured.every if not choice.axes or choice.backend == "vllm_batch"}
+    shipped = {
+        choice.backend: choice for choice in measured.methods if not choice.axes or choice.backend == "vllm_batch"
+    }
     op, kernel = (shipped.get(name) for name in ("vllm_batch", "vllm_triton"))
     if measured.shape != _PUBLISHED or not (op and kernel):
         return ""

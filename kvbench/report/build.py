@@ -75,7 +75,7 @@ from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
 from kvbench.text import short
-from kvbench.tune.advice import origin_of
+from kvbench.tune.candidates import origin_of
 from kvbench.tune.text import origin_lines, trace_text
 
 if TYPE_CHECKING:

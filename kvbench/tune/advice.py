@@ -2,40 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from kvbench.cells.axes import Direction, Situation
+from kvbench.cells.axes import Situation
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.results import Run, RunInfo
+from kvbench.results import Run
 from kvbench.tune.answer import NOTHING_ALONE, Alone, answer_alone
-from kvbench.tune.candidates import ceilings_of, machine_of, tried, workload_axes
+from kvbench.tune.candidates import Origin, origin_of, tried
 from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.situations import Answer, Evidence, Question, measured_beside, not_measured
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The `machine` (its device and driver) of an answer, the runs that it rests on, and what most of their swaps have
-    in common: the `workload` as values of axes, and the `trace` that all of them replay, empty without one.
-    """
-
-    machine: tuple[str, str]
-    runs: Sequence[RunInfo]
-    ceilings_gbps: Mapping[Direction, float]
-    workload: Mapping[str, str]
-    trace: Mapping[str, Any]
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the runs are of the device cpu."""
-        return self.runs[0].device.get("kind") == "cpu"
-
-
-def origin_of(runs: Sequence[Run]) -> Origin:
-    """Raises UsageError for runs of several machines."""
-    trace = runs[0].trace if all(run.trace for run in runs) else {}
-    return Origin(machine_of(runs), [run.info for run in runs], ceilings_of(runs), workload_axes(runs), trace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +41,7 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
         if tried(runs):
             no_rule = str(none).partition(";")[0]
     origin = origin_of(runs)
-    directions = {cell.direction for run in runs for cell in run.outcomes}
-    evidence = Evidence(directions, origin.on_host, alone.rule, no_rule, beside, others, origin.ceilings_gbps)
+    evidence = Evidence(origin, alone.rule, no_rule, beside, others)
     answers = evidence.answers(question)
     sizes = sorted({arm.cell.block_bytes for arms in beside.values() for arm in arms})
     by_size = {size: evidence.answers(replace(question, block_bytes=size)) for size in sizes}

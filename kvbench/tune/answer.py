@@ -1,4 +1,4 @@
-"""What follows from a rule: the choice at each shape, the code of engines beside it, its cost for work beside it."""
+"""The answer for swaps alone: their rule, the choice at each shape, and the gains over the code of engines."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,9 +44,9 @@ def shapes_of(
     Raises UsageError where nothing is left to choose from.
     """
     traced = all(run.trace for run in runs)
-    every = swaps_of_trace(runs) if traced else measured_in(runs, **only)
-    shapes = [one.only(keep) for one in every if state in (None, one.shape.stream_state)]
-    allowed = [one for one in shapes if one.arms]
+    shapes = swaps_of_trace(runs) if traced else measured_in(runs, **only)
+    in_state = [measured.only(keep) for measured in shapes if state in (None, measured.shape.stream_state)]
+    allowed = [measured for measured in in_state if measured.arms]
     if not allowed:
         where = f" on {a_stream(state)}" if state else ""
         raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
@@ -71,23 +71,16 @@ class ShapeAnswer:
         return {other: compared for other, compared in self.others.items() if could_gain(compared)}
 
     @property
-    def tied(self) -> Mapping[Choice, Comparison]:
-        """What could replace the choice, and gain no more than `TIED`."""
-        return {other: compared for other, compared in self.others.items() if other not in self.open}
-
-    @property
     def decided(self) -> bool:
         """Whether no other method could be faster by more than `TIED`, and no other SM count was.
 
         Which counts are not told apart is part of an answer: `open` names those that could gain.
         """
-        own = self.choice.without_sms
-        doubts = (
-            other
-            for other, each in self.open.items()
-            if other.without_sms != own or each.ratio < 1 / (1 + TIED.fraction)
+        doubtful = any(
+            other.without_sms != self.choice.without_sms or compared.ratio < 1 / (1 + TIED.fraction)
+            for other, compared in self.open.items()
         )
-        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not any(doubts)
+        return len(self.measured.visits_of(self.choice)) >= MIN_PAIRS and not doubtful
 
     def to_plain(self, rule: Rule, losses: Mapping[Measured, float]) -> dict[str, Any]:
         measured, loss = self.measured, losses.get(self.measured)
@@ -97,9 +90,9 @@ class ShapeAnswer:
             **_candidate_record(measured, self.choice),
             "gbps": round(measured.gbps_of(self.choice), 3),
             "decided": self.decided,
-            "tied": [_alternative_record(choice, compared) for choice, compared in self.tied.items()],
-            "open": [_alternative_record(choice, compared) for choice, compared in self.open.items()],
-            "candidates": [_candidate_record(measured, choice) for choice in measured.every],
+            "tied": [_alternative_record(*other) for other in self.others.items() if not could_gain(other[1])],
+            "open": [_alternative_record(*other) for other in self.others.items() if could_gain(other[1])],
+            "candidates": [_candidate_record(measured, choice) for choice in measured.methods],
             "rule": {"choice": str(rule.choices[measured]), "loss": None if loss is None else round(loss, 4)},
         }
 
@@ -127,7 +120,7 @@ def _alternative_record(choice: Choice, compared: Comparison) -> dict[str, Any]:
 
 
 def answers_of(shapes: Sequence[Measured]) -> list[ShapeAnswer]:
-    return [_answer(one) for one in sorted(shapes, key=lambda one: one.shape)]
+    return [_answer(measured) for measured in sorted(shapes, key=lambda measured: measured.shape)]
 
 
 def _answer(measured: Measured) -> ShapeAnswer:
@@ -141,16 +134,21 @@ def _answer(measured: Measured) -> ShapeAnswer:
     return ShapeAnswer(measured, chosen, others)
 
 
-def known_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
-    """Return the small and the large swap with figures, of those that the choice made; one if no other has its size."""
-    made = [one for part in rule.parts[kind] for one in part.shapes if part.choice in one.every or not part.choice.sms]
+def typical_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
+    """The small and the large swap that stand for a kind, of those with figures of the choice; one if no other has its
+    size.
+    """
+    shapes: list[Measured] = []
+    for part in rule.parts[kind]:
+        shapes += [measured for measured in part.shapes if part.choice in measured.methods or not part.choice.sms]
 
-    def far(one: Measured) -> float:
+    def distance(measured: Measured) -> float:
         # The block size decides the method: twice the size is as far as four times the blocks.
-        return 2 * abs(math.log(one.shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(one.shape.blocks / SMALL))
+        shape = measured.shape
+        return 2 * abs(math.log(shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(shape.blocks / SMALL))
 
-    small = min(made, key=far)
-    large = nearest_shape(made, small.shape.block_bytes, LARGE)
+    small = min(shapes, key=distance)
+    large = nearest_shape(shapes, small.shape.block_bytes, LARGE)
     return [small] if large is small else [small, large]
 
 
@@ -175,7 +173,7 @@ class Gain:
 
 
 def gains_of(rule: Rule, settings: Mapping[str, int]) -> list[Gain]:
-    """Return the gains over batched copies, and over what each engine takes there with its recorded settings.
+    """The gains over batched copies, and over what each engine takes there with its recorded settings.
 
     A shape counts where one run measured both, the choice by itself or with the next smaller SM count.
     """
@@ -187,10 +185,11 @@ def gains_of(rule: Rule, settings: Mapping[str, int]) -> list[Gain]:
         for over, method in methods.items():
             if method is None or method == choice:
                 continue
-            together = measured.beside(method)
+            together = measured.in_rounds_of(method)
             ours = together.standing_for(choice)
-            arms = arms_of(replace(together, arms=together.every))
-            if ours and (compared := compare_methods([arms], ours, method)):
+            arms = arms_of(replace(together, arms=together.methods))
+            compared = compare_methods([arms], ours, method) if ours else None
+            if compared:
                 ratios.setdefault((over, measured.shape.kind), []).append(compared.ratio)
     return [Gain(over, kind, of_shapes) for (over, kind), of_shapes in ratios.items()]
 
@@ -201,14 +200,17 @@ def shipped_choice(engine: Engine, measured: Measured, settings: Mapping[str, in
     if engine.takes and settings.keys() >= set(engine.settings):
         choice = taken(engine, measured, tuple(settings[name] for name in engine.settings))
         as_shipped = [Choice(choice.backend), choice] if choice.backend == engine.kernel else [choice]
-    return next((choice for choice in as_shipped if choice in measured.every), None)
+    return next((choice for choice in as_shipped if choice in measured.methods), None)
 
 
-def taken(engine: Engine, one: Measured, values: tuple[int, ...]) -> Choice:
-    """The engine's choice for swaps of a shape, in the form in which it was measured."""
+def taken(engine: Engine, measured: Measured, values: tuple[int, ...]) -> Choice:
+    """The engine's choice for swaps of a shape with some values of its settings, in the form in which it was
+    measured.
+    """
     assert engine.takes is not None
-    choice = engine.takes(one.shape.direction, one.shape.block_bytes, one.shape.blocks, values)
-    return choice if choice.axes else one.best_of(choice.backend) or choice
+    shape = measured.shape
+    choice = engine.takes(shape.direction, shape.block_bytes, shape.blocks, values)
+    return choice if choice.axes else measured.best_of(choice.backend) or choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,11 @@ class RunLength:
     may_take_sms: bool
 
     def to_plain(self) -> dict[str, Any]:
-        return {"from_blocks": self.blocks, "gbps": [round(end(self.gbps), 3) for end in (min, max)]}
+        return {"from_blocks": self.blocks, "gbps": [round(min(self.gbps), 3), round(max(self.gbps), 3)]}
 
 
 def _merged_in_runs(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
-    """Return the shortest runs of blocks in which merged copies would replace a choice for shuffled blocks.
+    """The shortest runs of blocks in which merged copies would replace a choice for shuffled blocks.
 
     There, they are faster than all else in two thirds of the measured shapes on an idle stream.
     """
@@ -272,11 +274,6 @@ def answer_alone(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> Alone:
     """Answer for swaps alone by the methods that `keep` accepts; raises UsageError where there is no choice."""
     rule, settings, driver = rule_of(shapes_of(runs, keep)), settings_in(runs), driver_of(runs)
     choices = {part.choice for parts in rule.parts.values() for part in parts}
-    return Alone(
-        rule,
-        answers_of(rule.shapes),
-        settings,
-        gains_of(rule, settings),
-        _merged_in_runs(rule, runs),
-        sorted({choice.backend for choice in choices if may_take_sms(choice, driver)}),
-    )
+    with_sms = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
+    gains, merged = gains_of(rule, settings), _merged_in_runs(rule, runs)
+    return Alone(rule, answers_of(rule.shapes), settings, gains, merged, with_sms)

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import median, median_low
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import WORKLOAD_AXES, Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.errors import UsageError
-from kvbench.results import Run, Visit
+from kvbench.results import Run, RunInfo, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
 from kvbench.text import MAX_LINE, printable
@@ -67,36 +67,38 @@ _Blocks = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measured:
-    """What was measured of swaps of one shape: the methods to choose from and `every` one, by the visits that
-    decide, and `fresh` visits, which had no part in the choice of a search. `caller_us` are the times that a swap
+    """What was measured of swaps of one shape: all `methods`, and `arms`, those to choose from, by the visits that
+    decide; and `fresh` visits, which had no part in the choice of a search. `caller_us` are the times that a swap
     takes from its thread. A copier, `called` from Python, follows such a choice and is none. `card` is the title of the
     device.
     """
 
     shape: SwapShape
     arms: Arms
-    every: Arms
+    methods: Arms
     fresh: Arms = field(default_factory=dict)
     caller_us: Mapping[Choice, float] = field(default_factory=dict)
     called: Arms = field(default_factory=dict)
     card: str = ""
 
     def only(self, keep: Callable[[Choice], bool]) -> "Measured":
-        """Return the same with the methods that `keep` accepts alone to choose from."""
+        """The same with only the methods that `keep` accepts to choose from."""
         return replace(self, arms={choice: visits for choice, visits in self.arms.items() if keep(choice)})
 
-    def beside(self, choice: Choice) -> "Measured":
-        """Return the same with what the runs of a method measured alone."""
-        rounds = self.every[choice].keys()
-        every, called = (
-            {other: visits for other, visits in arms.items() if visits.keys() & rounds}
-            for arms in (self.every, self.called)
+    def in_rounds_of(self, choice: Choice) -> "Measured":
+        """The same with only the methods that share a round, and so a start of kvbench, with one of them."""
+        rounds = self.methods[choice].keys()
+        methods, called = (
+            {method: visits for method, visits in arms.items() if visits.keys() & rounds}
+            for arms in (self.methods, self.called)
         )
-        return replace(self, every=every, called=called)
+        return replace(self, methods=methods, called=called)
 
     def visits_of(self, choice: Choice) -> Visits:
-        """Return the visits that say what a method takes: fresh ones where there are any."""
-        return self.fresh.get(choice) or self.every.get(choice) or self.called[choice]
+        """The visits that say what a method takes: fresh ones where there are any, since those that chose it flatter
+        it.
+        """
+        return self.fresh.get(choice) or self.methods.get(choice) or self.called[choice]
 
     def us_of(self, choice: Choice, *others: Choice) -> float:
         """The time of a swap by a method, from the rounds that measured `others` too if any."""
@@ -112,8 +114,8 @@ class Measured:
         return median_interval(visits) if len(visits) >= MIN_PAIRS else None
 
     def best_of(self, *backends: str) -> Choice | None:
-        """Return the fastest of all that was measured of some backends, or None."""
-        return min((one for one in self.every if one.backend in backends), key=self.us_of, default=None)
+        """The fastest of all that was measured of some backends, or None."""
+        return min((choice for choice in self.methods if choice.backend in backends), key=self.us_of, default=None)
 
     def standing_for(self, choice: Choice) -> Choice | None:
         """The method as it was measured here, or the same with the next smaller SM count, or None.
@@ -121,12 +123,12 @@ class Measured:
         For a method without an SM count, that of the default rule: the only one, or the fewest.
         """
         method = choice.without_sms
-        counts = sorted((one for one in self.every if one.without_sms == method), key=lambda choice: choice.sms)
-        fewer = [one for one in counts if one.sms <= choice.sms]
+        counts = sorted((other for other in self.methods if other.without_sms == method), key=lambda other: other.sms)
+        fewer = [other for other in counts if other.sms <= choice.sms]
         return fewer[-1] if fewer else counts[0] if counts and choice == method else None
 
     def between(self, choice: Choice) -> float:
-        """Return by which fraction times of a method at this shape differ from start to start of kvbench."""
+        """The fraction by which times of a method at this shape differ from start to start of kvbench."""
         kind = kind_of(choice.backend, self.shape.blocks * self.shape.block_bytes)
         return spread_between(self.card, kind).fraction
 
@@ -146,11 +148,12 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
     for number, run in enumerate(runs):
         plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
-            if cell in kept and cell.backend not in NO_CHOICES - {COPIER} and (times := outcome.times()):
-                choice = choice_of(cell, plug_ins)
-                visits = arms.setdefault(SwapShape.of(cell), {}).setdefault(choice, {})
-                visits |= {number * RUN_STEP + round_: us for round_, us in times.items()}
-                caller_us.setdefault(SwapShape.of(cell), {}).setdefault(choice, []).append(outcome.us("caller_us"))
+            times_us = outcome.times() if cell in kept and cell.backend not in NO_CHOICES - {COPIER} else {}
+            if times_us:
+                choice, shape = choice_of(cell, plug_ins), SwapShape.of(cell)
+                visits = arms.setdefault(shape, {}).setdefault(choice, {})
+                visits |= {number * RUN_STEP + round_: us for round_, us in times_us.items()}
+                caller_us.setdefault(shape, {}).setdefault(choice, []).append(outcome.us("caller_us"))
     backends: dict[SwapShape, set[str]] = {}
     for cell in kept:
         backends.setdefault(SwapShape.of(cell), set()).add(cell.backend)
@@ -163,7 +166,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
 
 
 def shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:
-    """Return the measurements of blocks in contiguous runs by the length of these, the shortest first, where most swaps
+    """The measurements of blocks in contiguous runs by the length of these, the shortest first, where most swaps
     are of shuffled blocks; none of a length with too few backends.
     """
     if all(run.trace for run in runs) or workload_axes(runs)["pattern"] != str(SHUFFLED):
@@ -177,86 +180,106 @@ def shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:
 
 
 def choice_of(cell: Cell, plug_ins: Collection[str]) -> Choice:
-    """Return the choice that a cell measures, marked where its backend is of a plug-in."""
+    """The choice that a cell measures, marked where its backend is of a plug-in."""
     return replace(Choice.at(cell), plug_in=cell.backend in plug_ins)
 
 
 def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]], card: str) -> Measured:
-    called, others = ({one: arms[one] for one in arms if (one.backend == COPIER) is it} for it in (True, False))
-    chosen_by = rounds_of(others, lambda number: number % RUN_STEP < FRESH_FROM)
-    fresh = rounds_of(others, lambda number: number % RUN_STEP >= FRESH_FROM)
-    us = {choice: median(times) for choice, times in caller_us.items()}
-    return Measured(shape, chosen_by, chosen_by, fresh, us, called, card)
+    called = {choice: visits for choice, visits in arms.items() if choice.backend == COPIER}
+    methods = {choice: visits for choice, visits in arms.items() if choice.backend != COPIER}
+    chosen_by = rounds_of(methods, lambda number: number % RUN_STEP < FRESH_FROM)
+    fresh = rounds_of(methods, lambda number: number % RUN_STEP >= FRESH_FROM)
+    medians_us = {choice: median(times) for choice, times in caller_us.items()}
+    return Measured(shape, chosen_by, chosen_by, fresh, medians_us, called, card)
 
 
 def rounds_of(arms: Arms, keep: Callable[[int], bool]) -> dict[Choice, Visits]:
-    """Return some rounds of the methods, without the methods that have none of them."""
-    kept = {choice: {at: us for at, us in visits.items() if keep(at)} for choice, visits in arms.items()}
+    """Some rounds of the methods, without the methods that have none of them."""
+    kept = {choice: {number: us for number, us in visits.items() if keep(number)} for choice, visits in arms.items()}
     return {choice: visits for choice, visits in kept.items() if visits}
 
 
+class _ReplayedSwap(NamedTuple):
+    blocks: int
+    us: float
+    thread_us: float
+
+
+# The visits of swaps of a trace, by choice, then by the number of the swap.
+_Replays = dict[Choice, dict[int, list[_ReplayedSwap]]]
+
+
 def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
-    """Return the swaps of replays, a shape for each part of the swaps of a direction; a round is a swap's number.
+    """The swaps of replays, a shape for each part of the swaps of a direction; a round is a swap's number.
 
     The times are those of a swap of the size that stands for the part, at the rate of the swap. Raises UsageError
     without swaps that every method made, and for runs of different swaps or of several devices.
     """
     machine_of(runs)
     replayed = [{name: run.trace.get(name) for name in _SWAPS_OF} for run in runs]
-    if any(one != replayed[0] for one in replayed):
+    if any(swaps != replayed[0] for swaps in replayed):
         paths = (Path(str(run.trace.get("path", ""))) for run in runs)
         names = " and ".join(sorted({path.name or "the trace" for path in paths}))
         raise UsageError(
             printable(f"RUN: the runs replay different swaps, of {names}; give runs of one trace and seed")
         )
-    swaps: dict[tuple[Direction, int], dict[Choice, dict[int, list[tuple[int, float, float]]]]] = {}
+    by_side: dict[tuple[Direction, int], _Replays] = {}
     for run in runs:
         for cell, visits in by_cell(run.visits).items():
             if cell.sequence == TRACE and cell.backend not in NO_CHOICES and run.outcomes[cell].medians:
-                of_side = swaps.setdefault((cell.direction, cell.block_bytes), {})
-                _add_swaps(of_side.setdefault(Choice.at(cell), {}), visits)
-    several = {side: made for side, made in swaps.items() if len({choice.backend for choice in made}) > 1}
-    parts = [one for side, made in sorted(several.items()) for one in _parts_of(*side, made)]
+                replays = by_side.setdefault((cell.direction, cell.block_bytes), {})
+                _add_swaps(replays.setdefault(Choice.at(cell), {}), visits)
+    parts: list[Measured] = []
+    for (direction, block_bytes), replays in sorted(by_side.items()):
+        if len({choice.backend for choice in replays}) > 1:
+            parts += _parts_of(direction, block_bytes, replays)
     if not parts:
         raise UsageError("nothing to choose from: no swap of the trace was made by two backends or more")
     return parts
 
 
-def _add_swaps(made: dict[int, list[tuple[int, float, float]]], visits: Sequence[Visit]) -> None:
-    """Add the blocks, the time and the time of the thread of every swap that the visits of a cell replayed."""
+def _add_swaps(by_number: dict[int, list[_ReplayedSwap]], visits: Sequence[Visit]) -> None:
+    """Add every swap that the visits of a cell replayed."""
     for visit in visits:
         samples = visit.samples
         numbers, blocks = samples.swap_numbers or (), samples.swap_blocks or ()
         for number, *swap in zip(numbers, blocks, samples.wall_us, samples.caller_us, strict=False):
-            made.setdefault(number, []).append((int(swap[0]), swap[1], swap[2]))
+            by_number.setdefault(number, []).append(_ReplayedSwap(int(swap[0]), swap[1], swap[2]))
 
 
-def _parts_of(
-    direction: Direction, block_bytes: int, made: Mapping[Choice, Mapping[int, Sequence[tuple[int, float, float]]]]
-) -> list[Measured]:
-    by_all = sorted(set.intersection(*(set(swaps) for swaps in made.values())))
-    blocks = np.array([next(iter(made.values()))[number][0][0] for number in by_all], dtype=np.int64)
+def _parts_of(direction: Direction, block_bytes: int, replays: _Replays) -> list[Measured]:
+    # Only swaps that every choice made are compared.
+    numbers = sorted(set.intersection(*(set(by_number) for by_number in replays.values())))
+    first = next(iter(replays.values()))
+    blocks = np.array([first[number][0].blocks for number in numbers], dtype=np.int64)
     parts = []
-    for indices in parts_of(blocks) if by_all else ():
+    for indices in parts_of(blocks) if numbers else ():
         label = label_of(blocks[indices])
+        in_part = [numbers[index] for index in indices.tolist()]
         arms: dict[Choice, Visits] = {}
         caller_us: dict[Choice, float] = {}
-        for choice, swaps in made.items():
-            of_part = {by_all[at]: swaps[by_all[at]] for at in indices.tolist()}
-            means = {
-                number: [sum(swap[at] for swap in each) / len(each) / each[0][0] * label for at in (1, 2)]
-                for number, each in of_part.items()
-            }
-            if visits := {number: us for number, (us, _) in means.items() if us > 0}:
-                arms[choice] = visits
-            caller_us[choice] = median(thread_us for _, thread_us in means.values())
+        for choice, by_number in replays.items():
+            swaps = {number: _mean_at_rate(by_number[number], label) for number in in_part}
+            times_us = {number: swap.us for number, swap in swaps.items() if swap.us > 0}
+            if times_us:
+                arms[choice] = times_us
+            caller_us[choice] = median(swap.thread_us for swap in swaps.values())
         shape = SwapShape(direction, StreamState.IDLE, label, block_bytes)
         parts.append(Measured(shape, arms, arms, {}, caller_us))
     return parts
 
 
+def _mean_at_rate(visits: Sequence[_ReplayedSwap], blocks: int) -> _ReplayedSwap:
+    """The mean of the visits of a swap, as it would be with another number of blocks at the same rate."""
+    us, thread_us = (
+        sum(times) / len(visits) / visits[0].blocks * blocks
+        for times in ([swap.us for swap in visits], [swap.thread_us for swap in visits])
+    )
+    return _ReplayedSwap(blocks, us, thread_us)
+
+
 def parts_of(blocks: _Blocks) -> list[_Blocks]:
-    """Return the indices of the swaps of each part, of swaps with these numbers of blocks, the smallest first.
+    """The indices of the swaps of each part, of swaps with these numbers of blocks, the smallest first.
 
     The parts have about equal shares of the bytes, so that each counts for about its share of the time. A part without
     the swaps that a verdict needs joins the one below it, or the first the one above; so does one whose middle swap is
@@ -276,12 +299,12 @@ def parts_of(blocks: _Blocks) -> list[_Blocks]:
 
 
 def label_of(blocks: _Blocks) -> int:
-    """Return the number of blocks that stands for a part: that of its middle swap."""
+    """The number of blocks that stands for a part: that of its middle swap."""
     return int(np.sort(blocks)[len(blocks) // 2])
 
 
 def typical(times: Collection[float]) -> float:
-    """Return the median of some visits; of too few for a verdict the lower middle, since a disturbance only slows."""
+    """The median of some visits; of too few for a verdict the lower middle, since a disturbance only slows."""
     return median(times) if len(times) >= MIN_PAIRS else median_low(times)
 
 
@@ -292,7 +315,7 @@ def preference(choice: Choice, needed: Mapping[Choice, int] = MappingProxyType({
 
 
 def may_take_sms(choice: Choice, driver: int) -> bool:
-    """Return whether a driver (13010: CUDA 13.1) may make the copies of a choice with SMs: batched ones without the
+    """Whether a driver (13010: CUDA 13.1) may make the copies of a choice with SMs: batched ones without the
     prefer-overlap flag.
     """
     copies = {BATCHED, MERGED, PRIMED, *(engine.same_as for engine in engines().values())}
@@ -301,20 +324,20 @@ def may_take_sms(choice: Choice, driver: int) -> bool:
 
 
 def settings_in(runs: Sequence[Run]) -> dict[str, int]:
-    """Return the settings of engines that runs recorded."""
+    """The settings of engines that runs recorded."""
     backends = chain.from_iterable(run.info.backends for run in runs)
     settings = chain.from_iterable(backend.settings for backend in backends)
     return {setting.name: setting.default for setting in settings}
 
 
 def driver_of(runs: Sequence[Run]) -> int:
-    """Return the newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
+    """The newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
     match = re.fullmatch(r"(\d{1,3})\.(\d)", str(runs[0].info.identity.get("cuda_driver_api")))
     return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
 
 
 def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
-    """Return the median GB/s of large copies of each direction that has any."""
+    """The median GB/s of large copies of each direction that has any."""
     rates: dict[Direction, list[float]] = {}
     for run in runs:
         for direction, gbps in run.ceilings().items():
@@ -323,7 +346,7 @@ def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
 
 
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
-    """Return the one device and driver of `runs`; raises UsageError where they are of several."""
+    """The one device and driver of `runs`; raises UsageError where they are of several."""
     pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
     machines = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
     if len(machines) > 1:
@@ -332,20 +355,51 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
     return machines.pop()
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The `machine` (its device and driver) of an answer, the runs that it rests on, and what most of their swaps have
+    in common: the `workload` as values of axes, and the `trace` that all of them replay, empty without one.
+    """
+
+    machine: tuple[str, str]
+    runs: Sequence[RunInfo]
+    directions: Sequence[Direction]
+    ceilings_gbps: Mapping[Direction, float]
+    workload: Mapping[str, str]
+    trace: Mapping[str, Any]
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the runs are of the device cpu."""
+        return self.runs[0].device.get("kind") == "cpu"
+
+
+def origin_of(runs: Sequence[Run]) -> Origin:
+    """Raises UsageError for runs of several machines."""
+    cells = {cell for run in runs for cell in run.outcomes}
+    directions = [direction for direction in Direction if any(cell.direction is direction for cell in cells)]
+    trace = runs[0].trace if all(run.trace for run in runs) else {}
+    infos = [run.info for run in runs]
+    return Origin(machine_of(runs), infos, directions, ceilings_of(runs), workload_axes(runs), trace)
+
+
 def tried(runs: Sequence[Run]) -> list[Cell]:
-    """Return the cells that a choice can go by, measured or failed: single swaps, with nothing beside them."""
-    return [cell for run in runs for cell, one in run.outcomes.items() if one.status != "skipped" and is_alone(cell)]
+    """The cells that a choice can go by, measured or failed: single swaps, with nothing beside them."""
+    cells = []
+    for run in runs:
+        cells += [cell for cell, outcome in run.outcomes.items() if outcome.status != "skipped" and is_alone(cell)]
+    return cells
 
 
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
-    """Return the pool, the reuse and the patterns of most of the swaps that a policy is based on."""
-    every = [cell for run in runs for cell in run.outcomes]
-    cells = one_workload(tried(runs)) or every  # swaps of a trace
+    """The pool, the reuse and the patterns of most of the swaps that a policy is based on."""
+    # Swaps of a trace are not alone: all of their cells are of one workload.
+    cells = one_workload(tried(runs)) or [*chain.from_iterable(run.outcomes for run in runs)]
     return {axis: Counter(_text(cell, axis) for cell in cells).most_common(1)[0][0] for axis in WORKLOAD_AXES}
 
 
 def one_workload(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells of one workload: lists on the host, memory allocated by the driver; no pause before pauses,
+    """The cells of one workload: lists on the host, memory allocated by the driver; no pause before pauses,
     fresh blocks before reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one
     size, unless there are few; the pool of most cells.
     """

@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import chain, groupby, product
+from operator import ne
 from statistics import geometric_mean
 from typing import Final
 
@@ -16,9 +17,8 @@ from kvbench.cells.units import size_text
 from kvbench.errors import UsageError
 from kvbench.results import Run
 from kvbench.text import counted, ends, wrapped
-from kvbench.tune.advice import origin_of
 from kvbench.tune.answer import taken
-from kvbench.tune.candidates import Measured
+from kvbench.tune.candidates import Measured, origin_of
 from kvbench.tune.rule import fastest
 from kvbench.tune.situations import Arm, measured_beside
 from kvbench.tune.text import machine_text, workload_text
@@ -79,73 +79,73 @@ class Export:
     cost: str
 
     def line(self) -> str:
-        """Return "Engine: package==1.2 (...): SETTING 12 to 48: gains ...; keep OTHER=28672; beside swaps ..."."""
+        """In one line: "Engine: package==1.2 (...): SETTING 12 to 48: gains ...; keep OTHER=28672; beside ..."."""
         keep = ", ".join(f"{setting.name}={setting.default}" for setting in self.kept)
         parts = [*self._gains(), keep and f"keep {keep}", self.cost.partition(":")[0]]
         return f"{self.about[0]}: {'; '.join(filter(None, parts))}"
 
-    def _gains(self) -> list[str]:
-        return [f"{one.setting.name} {one.setting.default} to {one.value}: {one.gain}" for one in self.changes]
+    def _gains(self) -> Iterator[str]:
+        for change in self.changes:
+            yield f"{change.setting.name} {change.setting.default} to {change.value}: {change.gain}"
 
     def text(self) -> str:
-        """Return the export as a diff that `patch -p1` and `git apply --unidiff-zero` take; the rest are comments."""
+        """A diff that `patch -p1` and `git apply --unidiff-zero` take; the rest are comments."""
         notes = filter(None, [*self.notes, self.cost, "" if self.changes else "nothing to change"])
         texts = (*self.about, "", *self._gains(), *notes, "")
         lines = [f"# {line}" if line else "" for text in texts for line in wrapped(text, _COLUMNS).split("\n")]
-        for file, changes in groupby(sorted(self.changes, key=lambda one: one.place), key=lambda one: one.place[0]):
-            lines += [f"--- a/{file}", f"+++ b/{file}", *(line for change in changes for line in change.hunk())]
+        in_order = sorted(self.changes, key=lambda change: change.place)
+        for file, changes in groupby(in_order, key=lambda change: change.place[0]):
+            lines += [f"--- a/{file}", f"+++ b/{file}", *chain.from_iterable(change.hunk() for change in changes)]
         return "\n".join(lines).rstrip() + "\n"
 
 
 def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Export:
-    """Return the settings of the engine `name`; raises UsageError without enough cells of its own code."""
+    """The settings of the engine `name`; raises UsageError without enough cells of its own code."""
     engine = engines()[name]
     package, settings = _recorded(name, engine, runs)
     defaults = tuple(setting.default for setting in settings)
-
-    def rank(state: StreamState) -> tuple[int, str]:
-        return (engine.states.index(state) if state in engine.states else len(engine.states)), state
-
-    by_state = {
-        state: shapes
-        for state in sorted({one.shape.stream_state for one in measured}, key=rank)
-        if (shapes := _shapes(engine, [one for one in measured if one.shape.stream_state == state], defaults))
-    }
-    if not by_state or len(next(iter(by_state.values())).measured) < _LEAST_SHAPES:
+    by_state = _by_state(engine, measured, defaults)
+    if not by_state or len(by_state[0].measured) < _LEAST_SHAPES:
         raise _needs(name, engine, f"at {_LEAST_SHAPES} shapes, each with {settings[0].name}={defaults[0]} and others")
-    (state, shapes), *others = by_state.items()
+    shapes = by_state[0]
     beside = _beside_decode(runs, engine)
-    values = _fit(shapes, defaults, [one for one in shapes.tried if _is_safe(shapes, beside, defaults, one)])
-    changes = [
-        Change(setting, value, _times(shapes, (*values[:index], setting.default, *values[index + 1 :]), values).gain())
-        for index, (setting, value) in enumerate(zip(settings, values, strict=True))
-        if value != setting.default
-    ]
-    notes = [engine.remark] * bool(engine.remark)
-    notes += _left_out(shapes, beside, defaults, values)
-    if values[0] == max(shapes.counts):
-        notes.append(f"{settings[0].name}={values[0]} is the largest count that was measured; larger ones may gain")
-    notes.append(f"{state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}")
-    for other, other_shapes in others:
-        best = _fit(other_shapes, defaults, other_shapes.tried)
-        named = ", ".join(f"{setting.name}={value}" for setting, value in zip(settings, best, strict=True))
-        notes.append(f"{other} stream ({counted(len(other_shapes.measured), 'shape')}): {named}")
-        if {state, other} == {StreamState.GATED, StreamState.OPENED}:
-            notes.append(_share_text(shapes, other_shapes, values, best))
-    notes.append(f"{state} stream; against the free choice: {_loss(shapes, values)}")
+    values = shapes.fit([tried for tried in shapes.tried if _is_safe(shapes, beside, tried)])
+    changes, kept = [], []
+    for index, (setting, value) in enumerate(zip(settings, values, strict=True)):
+        if value == setting.default:
+            kept.append(setting)
+        else:
+            without = (*values[:index], setting.default, *values[index + 1 :])
+            changes.append(Change(setting, value, shapes.times(without, values).gain()))
     origin = origin_of(runs)
     about = [
         f"{engine.title}: {package}",
-        f"{workload_text(origin)}; {_extent(shapes.measured)}, {state} stream",
+        f"{workload_text(origin)}; {_extent(shapes.measured)}, {shapes.state} stream",
         machine_text(origin),
     ]
-    kept = [setting for setting, value in zip(settings, values, strict=True) if value == setting.default]
+    notes = [*filter(None, [engine.remark]), *_left_out(shapes, beside, values), *_notes(by_state, values)]
     cost = _cost_text(beside[values[0]]) if changes and values[0] in beside else ""
     return Export(about, changes, notes, kept, cost)
 
 
+def _notes(by_state: Sequence["_Shapes"], values: Values) -> Iterator[str]:
+    """Yield what was compared, what the settings lose, and which are the best in other stream states."""
+    shapes, *others = by_state
+    names = shapes.engine.settings
+    if values[0] == max(shapes.counts):
+        yield f"{names[0]}={values[0]} is the largest count that was measured; larger ones may gain"
+    yield f"{shapes.state} stream; SM counts compared: {', '.join(map(str, shapes.counts))}"
+    for other in others:
+        best = other.fit(other.tried)
+        named = ", ".join(f"{name}={value}" for name, value in zip(names, best, strict=True))
+        yield f"{other.state} stream ({counted(len(other.measured), 'shape')}): {named}"
+        if {shapes.state, other.state} == {StreamState.GATED, StreamState.OPENED}:
+            yield _share_text(shapes, other, values, best)
+    yield f"{shapes.state} stream; against the free choice: {_loss_text(shapes, values)}"
+
+
 def _beside_decode(runs: Sequence[Run], engine: Engine) -> Mapping[int, Arm]:
-    """Return what the engine's own methods cost a decode step beside them, by SM count; that of its copies is 0."""
+    """What the engine's own methods cost a decode step beside them, by SM count; that of its copies is 0."""
     measured = measured_beside(runs, lambda choice: choice.backend in engine.backends)
     arms: dict[int, Arm] = {}
     for direction in engine.directions:
@@ -153,28 +153,29 @@ def _beside_decode(runs: Sequence[Run], engine: Engine) -> Mapping[int, Arm]:
     return arms
 
 
-def _is_safe(shapes: "_Shapes", beside: Mapping[int, Arm], defaults: Values, values: Values) -> bool:
+def _is_safe(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> bool:
     """Whether a patch may set these values: what they cost a decode step was measured, and no shape loses by them."""
+    defaults = shapes.defaults
     measured = values[0] in beside and (values[1:] == defaults[1:] or 0 in beside)
-    return values == defaults or (measured and _times(shapes, defaults, values).worst <= TIED.fraction)
+    return values == defaults or (measured and shapes.times(defaults, values).worst <= TIED.fraction)
 
 
-def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], defaults: Values, values: Values) -> Iterator[str]:
+def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> Iterator[str]:
     """Yield why a patch does not set what would be the fastest on average, and which sweep is missing."""
-    fastest_values = _fit(shapes, defaults, shapes.tried)
-    if fastest_values == values:
+    best = shapes.fit(shapes.tried)
+    if best == values:
         return
-    engine, names = shapes.engine, shapes.engine.settings
-    three = zip(names, fastest_values, values, strict=True)
-    changed = [f"{name}={fastest_value}" for name, fastest_value, value in three if fastest_value != value]
-    gain = _times(shapes, values, fastest_values)
-    yield f"not in the patch: {', '.join(changed)} {gain.gain()}"
-    wanted = [fastest_values[0], *([0] if fastest_values[1:] != defaults[1:] else [])]
+    engine = shapes.engine
+    three = zip(engine.settings, best, values, strict=True)
+    changed = [f"{name}={best_value}" for name, best_value, value in three if best_value != value]
+    yield f"not in the patch: {', '.join(changed)} {shapes.times(values, best).gain()}"
+    # The settings after the first decide where the engine's copies, without SMs, replace its kernel.
+    wanted = [best[0], *([0] if best[1:] != shapes.defaults[1:] else [])]
     missing = [count for count in wanted if count not in beside]
     if missing:
         copies = [name for name in engine.backends if name != engine.kernel]
         backends = ",".join([engine.kernel, *(copies[:1] if 0 in missing else [])])
-        counts = f" -a sms={fastest_values[0]}" if fastest_values[0] in missing else ""
+        counts = f" -a sms={best[0]}" if best[0] in missing else ""
         yield (
             f"what that costs a decode step was not measured: kvbench sweep beside -a backend={backends}{counts} "
             f"-a neighbour={Neighbour.DECODE}, and give that run too"
@@ -194,26 +195,48 @@ def _cost_text(arm: Arm) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Shapes:
-    """The shapes at which every candidate was measured, the SM counts, and all values of the settings compared."""
+    """The shapes on a stream in one state at which every candidate was measured, the SM counts, and all values of the
+    settings compared.
+    """
 
     engine: Engine
+    defaults: Values
+    state: StreamState
     measured: Sequence[Measured]
     counts: Sequence[int]
     tried: Sequence[Values]
 
-    def time_of(self, one: Measured, values: Values) -> float:
-        return one.us_of(taken(self.engine, one, values))
+    def us_of(self, measured: Measured, values: Values) -> float:
+        return measured.us_of(taken(self.engine, measured, values))
+
+    def fit(self, tried: Sequence[Values]) -> Values:
+        """The values with the fewest changes among those whose mean time is within `KNEE` of the best."""
+        ordered = sorted(tried, key=lambda values: (sum(map(ne, values, self.defaults)), values))
+        means = [geometric_mean(self.us_of(measured, values) for measured in self.measured) for values in ordered]
+        enough = min(means) * (1 + KNEE.fraction)
+        return next(values for values, mean in zip(ordered, means, strict=True) if mean <= enough)
+
+    def times(self, before: Values, after: Values) -> _Times:
+        """The times with `after` over those with `before`, at the shapes where they differ in what they choose."""
+        ratios = [
+            self.us_of(measured, after) / self.us_of(measured, before)
+            for measured in self.measured
+            if taken(self.engine, measured, before) != taken(self.engine, measured, after)
+        ]
+        return _Times(ratios or [1.0])
 
 
 def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
-    """Return the engine's package and its settings as the runs recorded them; raises UsageError."""
-    facts = {one.package: one for run in runs for one in run.info.backends if one.name == engine.kernel}
-    known = {title: {setting.name: setting for setting in one.settings} for title, one in facts.items() if one.settings}
-    if len(known) > 1:
-        raise UsageError(f"{name}: the runs measured different code: {' and '.join(sorted(known))}")
-    for title, settings in known.items():
+    """The engine's package and its settings as the runs recorded them; raises UsageError."""
+    by_package: dict[str, dict[str, EngineSetting]] = {}
+    for facts in chain.from_iterable(run.info.backends for run in runs):
+        if facts.name == engine.kernel and facts.settings:
+            by_package[facts.package] = {setting.name: setting for setting in facts.settings}
+    if len(by_package) > 1:
+        raise UsageError(f"{name}: the runs measured different code: {' and '.join(sorted(by_package))}")
+    for package, settings in by_package.items():
         if set(engine.settings) <= settings.keys():
-            return title, [settings[one] for one in engine.settings]
+            return package, [settings[setting] for setting in engine.settings]
     raise _needs(name, engine, "and what its package says")
 
 
@@ -225,55 +248,49 @@ def _needs(name: str, engine: Engine, what: str) -> UsageError:
     )
 
 
+def _by_state(engine: Engine, measured: Sequence[Measured], defaults: Values) -> list[_Shapes]:
+    """The shapes with all candidates by stream state, that in which the engine's swaps begin first."""
+    order = [*engine.states, *sorted(StreamState)]
+    own = [swaps for swaps in measured if swaps.shape.direction in engine.directions]
+    own.sort(key=lambda swaps: order.index(swaps.shape.stream_state))
+    by_state = groupby(own, key=lambda swaps: swaps.shape.stream_state)
+    return [*filter(None, (_shapes(engine, [*of_state], defaults) for _, of_state in by_state))]
+
+
 def _shapes(engine: Engine, measured: Sequence[Measured], defaults: Values) -> _Shapes | None:
-    """Return the shapes with all candidates, or None if there are none."""
-    counts = {
-        one: {choice.sms for choice in one.every if choice.backend == engine.kernel} - {0}
-        for one in measured
-        if one.shape.direction in engine.directions
-    }
-    measured = [one for one, sm_counts in counts.items() if sm_counts]
-    shapes = Counter(count for sm_counts in counts.values() for count in sm_counts)
-    offered = sorted(count for count, number in shapes.items() if number >= _OFFERED_FROM * len(measured))
+    """The shapes with all candidates, or None if there are none."""
+    counts = {swaps: {choice.sms for choice in swaps.methods if choice.backend == engine.kernel} for swaps in measured}
+    with_kernel = [swaps for swaps in measured if any(counts[swaps])]
+    numbers = Counter(chain.from_iterable(counts.values()))
+    offered = sorted(count for count in filter(None, numbers) if numbers[count] >= _OFFERED_FROM * len(with_kernel))
     if defaults[0] not in offered:
         return None
-    sizes = sorted({one.shape.block_bytes for one in measured})
-    numbers = sorted({one.shape.blocks for one in measured})
-    tried = [*product(offered, *engine.tries(sizes, numbers, defaults))]
+    sizes = sorted({swaps.shape.block_bytes for swaps in with_kernel})
+    blocks = sorted({swaps.shape.blocks for swaps in with_kernel})
+    tried = [*product(offered, *engine.tries(sizes, blocks, defaults))]
     complete = [
-        one
-        for one in measured
-        if counts[one] >= set(offered) and all(taken(engine, one, values) in one.every for values in tried)
+        swaps
+        for swaps in with_kernel
+        if counts[swaps] >= set(offered) and all(taken(engine, swaps, values) in swaps.methods for values in tried)
     ]
-    return _Shapes(engine, complete, offered, tried) if complete else None
+    return _Shapes(engine, defaults, measured[0].shape.stream_state, complete, offered, tried) if complete else None
 
 
-def _fit(shapes: _Shapes, defaults: Values, tried: Sequence[Values]) -> Values:
-    """Return the values with the fewest changes among those whose mean time is within `KNEE` of the best."""
-    ordered = sorted(tried, key=lambda values: (sum(a != b for a, b in zip(values, defaults, strict=True)), values))
-    means = {values: geometric_mean(shapes.time_of(one, values) for one in shapes.measured) for values in ordered}
-    enough = min(means.values()) * (1 + KNEE.fraction)
-    return next(values for values, mean in means.items() if mean <= enough)
+def _loss_text(shapes: _Shapes, values: Values) -> str:
+    """Say what the settings lose against the fastest method of each shape."""
 
+    def ratio(measured: Measured) -> float:
+        return shapes.us_of(measured, values) / measured.us_of(fastest(measured.arms))
 
-def _times(shapes: _Shapes, before: Values, after: Values) -> _Times:
-    """Return the times with `after` over those with `before`, at the shapes where they differ in what they choose."""
-    engine = shapes.engine
-    differing = [one for one in shapes.measured if taken(engine, one, before) != taken(engine, one, after)]
-    return _Times([shapes.time_of(a, after) / shapes.time_of(a, before) for a in differing] or [1.0])
-
-
-def _loss(shapes: _Shapes, values: Values) -> str:
-    ratios = {one: shapes.time_of(one, values) / one.us_of(fastest(one.arms)) for one in shapes.measured}
-    lost, worst = _Times([*ratios.values()]), max(ratios, key=lambda one: ratios[one])
-    if lost.worst <= TIED.fraction:
+    losses, worst = _Times([*map(ratio, shapes.measured)]), max(shapes.measured, key=ratio)
+    if losses.worst <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
     where = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst.arms).label}"
-    return f"takes {lost.mean:z.0%} more time on average, at worst {lost.worst:.0%} ({where})"
+    return f"takes {losses.mean:z.0%} more time on average, at worst {losses.worst:.0%} ({where})"
 
 
 def break_even(gated_loss: float, opened_loss: float) -> float:
-    """Return the share of loads that must find the gate closed for the settings of gated streams to be the better.
+    """The share of loads that must find the gate closed for the settings of gated streams to be the better.
 
     `gated_loss` is what the settings of opened streams lose on gated ones, `opened_loss` what the settings of gated
     streams lose on opened ones, both as fractions of the time; a negative loss counts as none.
@@ -285,13 +302,13 @@ def break_even(gated_loss: float, opened_loss: float) -> float:
 def _share_text(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Values) -> str:
     if of_gated == of_opened:
         return "the settings are the same whether a load finds the gate closed or open"
-    share = break_even(_times(gated, of_gated, of_opened).mean, _times(opened, of_opened, of_gated).mean)
+    share = break_even(gated.times(of_gated, of_opened).mean, opened.times(of_opened, of_gated).mean)
     return f"these settings are right if more than {share:.0%} of the loads find the gate closed"
 
 
-def _extent(measured: Iterable[Measured]) -> str:
-    shapes = [*measured]
-    blocks = ends((one.shape.blocks for one in shapes), str)
-    sizes = ends((one.shape.block_bytes for one in shapes), size_text)
-    ways = " and ".join(dict.fromkeys(one.shape.direction.value for one in shapes))
-    return f"{counted(len(shapes), 'shape')}: {ways}, {blocks} blocks of {sizes}"
+def _extent(measured: Sequence[Measured]) -> str:
+    shapes = [swaps.shape for swaps in measured]
+    blocks = ends((shape.blocks for shape in shapes), str)
+    sizes = ends((shape.block_bytes for shape in shapes), size_text)
+    directions = " and ".join(dict.fromkeys(shape.direction.value for shape in shapes))
+    return f"{counted(len(shapes), 'shape')}: {directions}, {blocks} blocks of {sizes}"

@@ -65,7 +65,7 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
     # fmt: on
 
     def beside_prefill(self, tokens_per_s: float, hit: int) -> "TokenLine":
-        """Return the line of a load with the number of tokens from which it is faster, and what a hit saves."""
+        """The line of a load with the number of tokens from which it is faster, and what a hit saves."""
         gain_us, prefill_us = 1e6 / tokens_per_s - self.us_per_token, 1e6 * hit / tokens_per_s
         first = max(1, math.floor(self.us / gain_us) + 1) if gain_us > 0 else None
         load_us = round(self.us + self.us_per_token * hit, 1)
@@ -124,7 +124,7 @@ class _GroupCurve:
 
 
 def _curve_of(rule: Rule, kind: SwapKind, group: ModelSwap) -> _GroupCurve:
-    """Return the curve of a group, from the measured block size that is nearest to that of the group."""
+    """The curve of a group, from the measured block size that is nearest to that of the group."""
     shapes = sorted(rule.shapes_of(kind), key=lambda measured: measured.shape)
     size = nearest_shape(shapes, group.block_bytes, group.blocks).shape.block_bytes
     alike = [measured for measured in shapes if measured.shape.block_bytes == size]
@@ -257,7 +257,7 @@ def _loads(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
 
 
 def _caller_us(times_us: Mapping[Measured, float], swap: ModelSwap) -> float:
-    """Return the time of the calling thread between those of measured numbers of blocks, of the nearest size each; NaN
+    """The time of the calling thread between those of measured numbers of blocks, of the nearest size each; NaN
     without any.
     """
 

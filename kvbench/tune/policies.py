@@ -17,7 +17,7 @@ _ANY_BLOCKS: Final = 1024
 
 
 def policy_of(advice: Advice) -> Policy:
-    """Return the policy of an answer with its origin; raises UsageError without a choice."""
+    """The policy of an answer with its origin; raises UsageError without a choice."""
     origin = advice.origin
     device, driver = origin.machine
     newest = max(origin.runs, key=lambda run: run.created)
@@ -32,14 +32,14 @@ def policy_of(advice: Advice) -> Policy:
         identity_hash=newest.identity_hash[:MAX_LINE],
         made=newest.created[:MAX_LINE],
         workload=origin.workload,
-        ceiling_gbps={way: round(gbps, 2) for way, gbps in origin.ceilings_gbps.items()} if paced else {},
+        ceiling_gbps={direction: round(gbps, 2) for direction, gbps in origin.ceilings_gbps.items()} if paced else {},
         runs=tuple(" ".join(run.command)[:MAX_LINE] for run in origin.runs),
         tables=tables,
     )
 
 
 def _by_state(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
-    """Return the table of a kind: a row for each size where a part ends or begins, a column for each such number."""
+    """The table of a kind: a row for each size where a part ends or begins, a column for each such number."""
     sizes = sorted({end for part in parts for end in part.sizes if end}) or [parts[0].shapes[0].shape.block_bytes]
     counts = sorted({end for part in parts for end in part.blocks if end}) or [_ANY_BLOCKS]
 

@@ -67,7 +67,7 @@ class KeptArms(dict[Choice, Visits]):
 
 
 def arms_of(measured: Measured) -> KeptArms:
-    """Return the arms of a shape taken alone."""
+    """The arms of a shape taken alone."""
     return KeptArms(measured.arms, measured)
 
 
@@ -103,23 +103,24 @@ def pick(shapes: Sequence[KeptArms], needed: Mapping[Choice, int] = MappingProxy
 
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
     """
-    counts = Counter(choice for one in shapes for choice in one)
-    visits = {choice: sum(len(one.get(choice, ())) for one in shapes) for choice in counts}
+    counts = Counter(chain.from_iterable(shapes))
+    visits = {choice: sum(len(arms.get(choice, ())) for arms in shapes) for choice in counts}
     enough, raced = min(_MEASURED * len(shapes), max(counts.values())), min(MIN_PAIRS, max(visits.values())) - 1
     means = {
-        choice: fmean(one.losses[choice] for one in shapes if choice in one)
+        choice: fmean(arms.losses[choice] for arms in shapes if choice in arms)
         for choice, count in counts.items()
         if count >= enough and visits[choice] >= raced
     }
     prefer = partial(preference, needed=needed)
     best = min(means, key=lambda choice: (means[choice], prefer(choice)))
-    alike = [one for one in sorted(means, key=prefer) if one == best or _alike(shapes, best, one)]
-    choice = alike[0]
-    batched = min((one for one in means if one.backend == BATCHED), key=lambda one: means[one], default=None)
+    alike = [choice for choice in sorted(means, key=prefer) if choice == best or _alike(shapes, best, choice)]
+    chosen = alike[0]
+    batched = min((choice for choice in means if choice.backend == BATCHED), key=means.__getitem__, default=None)
     if batched is not None:
-        faster = (one for one in alike if one.backend != BATCHED and _slower(shapes, one, batched))
-        choice = next(faster, batched)
-    return Pick(choice, best, alike, [*means], shapes)
+        # What replaces batched copies must be told apart from them.
+        faster = (choice for choice in alike if choice.backend != BATCHED and _slower(shapes, choice, batched))
+        chosen = next(faster, batched)
+    return Pick(chosen, best, alike, [*means], shapes)
 
 
 def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> Comparison | None:
@@ -129,18 +130,20 @@ def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> 
     Where most shapes have both in different rounds alone, these are compared apart: nothing is equal that was not
     compared.
     """
-    both = [one for one in shapes if base in one and other in one]
+    both = [arms for arms in shapes if base in arms and other in arms]
     if not both:
         return None
-    pairs = [ratios for one in both if (ratios := one.ratios(base, other))]
+    pairs = [*filter(None, (arms.ratios(base, other) for arms in both))]
     if 2 * len(pairs) >= len(both):
         return compare_over(pairs, TIED)
+    # The mean weighs the shapes with pairs, which share one comparison, as much as the others.
     in_turn = [compare_over(pairs, TIED)] * len(pairs) if pairs else []
-    return mean_comparison(in_turn + [one.apart(base, other) for one in both if not one.ratios(base, other)], TIED)
+    apart = [arms.apart(base, other) for arms in both if not arms.ratios(base, other)]
+    return mean_comparison(in_turn + apart, TIED)
 
 
 def _alike(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
-    """Return whether a method may lose nothing at all against the best, or loses no more than a margin.
+    """Whether a method may lose nothing at all against the best, or loses no more than a margin.
 
     That is `TIED`, and `KNEE` between SM counts of one method: beyond it, more SMs cost the work beside more than they
     gain. Visits too few for an interval leave everything open, and the ratio says the most.
@@ -181,10 +184,6 @@ class RulePart:
             return self.choice.label
         return method_label(self.choice.label, self.counts, ("default rule",)) if self.counts else self.choice.label
 
-    @property
-    def has_count(self) -> bool:
-        return self.choice.sms > 0
-
     def serves_size(self, block_bytes: int) -> bool:
         return _within(self.sizes, block_bytes)
 
@@ -209,6 +208,10 @@ def _within(ends: Range, value: int) -> bool:
     return (low is None or low <= value) and (high is None or value <= high)
 
 
+def _serves(measured: Measured, sizes: Range, blocks: Range) -> bool:
+    return _within(sizes, measured.shape.block_bytes) and _within(blocks, measured.shape.blocks)
+
+
 @dataclass(frozen=True)
 class Rule:
     """What to use, by direction and stream state: one part, or several by block size and number of blocks."""
@@ -216,21 +219,21 @@ class Rule:
     parts: Mapping[SwapKind, Sequence[RulePart]]
 
     def shapes_of(self, kind: SwapKind) -> list[Measured]:
-        return [one for part in self.parts[kind] for one in part.shapes]
+        return [*chain.from_iterable(part.shapes for part in self.parts[kind])]
 
     @property
     def shapes(self) -> list[Measured]:
-        return [one for kind in self.parts for one in self.shapes_of(kind)]
+        return [*chain.from_iterable(map(self.shapes_of, self.parts))]
 
     @cached_property
     def choices(self) -> Mapping[Measured, Choice]:
         """The choice at every measured shape: that of the rule, or what stands for it there."""
-        return {
-            one: part.choice if part.choice in one.every else one.standing_for(part.choice) or fastest(one.arms)
-            for parts in self.parts.values()
-            for part in parts
-            for one in part.shapes
-        }
+        choices: dict[Measured, Choice] = {}
+        for part in chain.from_iterable(self.parts.values()):
+            for measured in part.shapes:
+                there = part.choice if part.choice in measured.methods else measured.standing_for(part.choice)
+                choices[measured] = there or fastest(measured.arms)
+        return choices
 
     def to_plain(self) -> list[dict[str, Any]]:
         return [
@@ -241,37 +244,41 @@ class Rule:
 
 
 def nearest_shape(shapes: Iterable[Measured], block_bytes: int, blocks: int) -> Measured:
-    """Return the measured shape that is nearest in ratio: by block size, then by number of blocks."""
+    """The measured shape that is nearest in ratio: by block size, then by number of blocks."""
 
-    def distance(one: Measured) -> tuple[float, float]:
-        return abs(log(one.shape.block_bytes / block_bytes)), abs(log(one.shape.blocks / blocks))
+    def distance(measured: Measured) -> tuple[float, float]:
+        return abs(log(measured.shape.block_bytes / block_bytes)), abs(log(measured.shape.blocks / blocks))
 
     return min(shapes, key=distance)
 
 
 def rule_of(shapes: Sequence[Measured]) -> Rule:
-    by_kind = groupby(sorted(shapes, key=lambda one: one.shape), key=lambda one: one.shape.kind)
-    return Rule({kind: _parts({one: one.arms for one in of_kind}) for kind, of_kind in by_kind})
+    in_order = sorted(shapes, key=lambda measured: measured.shape)
+    by_kind = groupby(in_order, key=lambda measured: measured.shape.kind)
+    return Rule({kind: _parts({measured: measured.arms for measured in of_kind}) for kind, of_kind in by_kind})
 
 
 def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
-    """Return the parts of a kind, by block size and number of blocks."""
-    methods = dict.fromkeys(choice.without_sms for arms in shapes.values() for choice in arms if choice.sms)
+    """The parts of a kind, by block size and number of blocks."""
+    choices = chain.from_iterable(shapes.values())
+    methods = dict.fromkeys(choice.without_sms for choice in choices if choice.sms)
     kernels = {method: _needed_sms(method, shapes) for method in methods}
-    competing = {one: KeptArms(_with_needed_sms(one, arms, kernels), one) for one, arms in shapes.items()}
+    competing = {
+        measured: KeptArms(_with_needed_sms(measured, arms, kernels), measured) for measured, arms in shapes.items()
+    }
     most = {method: max(need.most_sms for need in needs) for method, needs in kernels.items()}
     parts: list[RulePart] = []
-    for made, sizes in _picks(competing, most):
-        of_sizes = [one for one in shapes if _within(sizes, one.shape.block_bytes)]
-        needs = [need for need in kernels.get(made.choice, ()) if any(map(need.serves, of_sizes))]
-        for need in needs or [_Need(made.choice)]:
-            ends = _overlap(sizes, need.sizes)
-            parts.append(RulePart(need.choice, made, [*filter(need.serves, of_sizes)], ends, need.blocks, need.counts))
+    for picked, sizes in _picks(competing, most):
+        of_sizes = [measured for measured in shapes if _serves(measured, sizes, _EVERY)]
+        needs = [need for need in kernels.get(picked.choice, ()) if any(map(need.serves, of_sizes))]
+        for need in needs or [_Need(picked.choice)]:
+            served = [*filter(need.serves, of_sizes)]
+            parts.append(RulePart(need.choice, picked, served, _overlap(sizes, need.sizes), need.blocks, need.counts))
     return parts
 
 
-def _overlap(one: Range, other: Range) -> Range:
-    lows, highs = ([end for end in ends if end is not None] for ends in zip(one, other, strict=True))
+def _overlap(first: Range, second: Range) -> Range:
+    lows, highs = ([end for end in ends if end is not None] for ends in zip(first, second, strict=True))
     return max(lows, default=None), min(highs, default=None)
 
 
@@ -279,26 +286,33 @@ _Competing = Mapping[Measured, KeptArms]
 
 
 def _picks(shapes: _Competing, needed: Mapping[Choice, int]) -> list[tuple[Pick, Range]]:
-    """Return one method for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
+    """One method for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
     single = pick([*shapes.values()], needed)
     picks, most = [(single, _EVERY)], 0.0
-    for last, first in pairwise(sorted({one.shape.block_bytes for one in shapes})):
-        sides = [
-            {one: arms for one, arms in shapes.items() if _within(sizes, one.shape.block_bytes)}
-            for sizes in ((None, last), (first, None))
-        ]
-        low, high = (pick([*side.values()], needed) for side in sides)
-        changes = (_changes(side, one.choice, single.choice) for side, one in zip(sides, (low, high), strict=True))
+    for last, first in pairwise(_sizes(shapes)):
+        ends: list[Range] = [(None, last), (first, None)]
+        sides = [_within_ends(shapes, sizes) for sizes in ends]
+        split = [pick([*side.values()], needed) for side in sides]
+        changes = (_changes(side, half.choice, single.choice) for side, half in zip(sides, split, strict=True))
         saved = compare_over([*chain.from_iterable(changes)], TIED)
         if saved.verdict is Verdict.SLOWER and saved.ratio > most:
-            picks, most = [(low, (None, last)), (high, (first, None))], saved.ratio
+            picks, most = [*zip(split, ends, strict=True)], saved.ratio
     return picks
+
+
+def _sizes(shapes: Iterable[Measured]) -> list[int]:
+    return sorted({measured.shape.block_bytes for measured in shapes})
+
+
+def _within_ends(shapes: _Competing, sizes: Range = _EVERY, blocks: Range = _EVERY) -> _Competing:
+    return {measured: arms for measured, arms in shapes.items() if _serves(measured, sizes, blocks)}
 
 
 def _changes(shapes: _Competing, choice: Choice, single: Choice) -> Iterator[Sequence[float]]:
     """Yield the log ratios of the times of `single` to those of `choice` at each shape."""
     for arms in shapes.values():
         pairs = arms.ratios(choice, single) if choice != single else []
+        # A shape without a change, or without pairs, saves nothing, and counts as much as the others.
         yield pairs or [0.0] * max(1, len(arms.get(choice, ())))
 
 
@@ -318,56 +332,53 @@ class _Need:
     def most_sms(self) -> int:
         return self.choice.sms or max(self.counts, default=0)
 
-    def serves(self, one: Measured) -> bool:
-        return _within(self.sizes, one.shape.block_bytes) and _within(self.blocks, one.shape.blocks)
+    def serves(self, measured: Measured) -> bool:
+        return _serves(measured, self.sizes, self.blocks)
 
 
 def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
-    """Return the fewest SMs that suffice for a kernel, by block size and number of blocks.
+    """The fewest SMs that suffice for a kernel, by block size and number of blocks.
 
     A count is chosen among counts that were measured at one shape. A block size without such a shape has its only
     count, or that of the nearest size with one. Where each shape has one count, and not the same, they follow the
     kernel's default rule, which is then the method: nothing says that another count is worse.
     """
-    measured: dict[Measured, Arms] = {}
-    for one, arms in shapes.items():
-        if of_method := {choice: visits for choice, visits in arms.items() if choice.without_sms == method}:
-            measured[one] = of_method
-    several = {one: KeptArms(arms, one) for one, arms in measured.items() if len(arms) > 1}
-    choices = Counter(choice for arms in measured.values() for choice in arms)
+    kernel: dict[Measured, Arms] = {}
+    for measured, arms in shapes.items():
+        of_method = {choice: visits for choice, visits in arms.items() if choice.without_sms == method}
+        if of_method:
+            kernel[measured] = of_method
+    several = {measured: KeptArms(arms, measured) for measured, arms in kernel.items() if len(arms) > 1}
+    choices = Counter(chain.from_iterable(kernel.values()))
     usual, shapes_of_usual = choices.most_common(1)[0]
     if len(choices) == 1:
         return [_Need(usual)]
-    if len(several) < _SEVERAL_COUNTS * len(measured) and shapes_of_usual < _MEASURED * len(measured):
+    if len(several) < _SEVERAL_COUNTS * len(kernel) and shapes_of_usual < _MEASURED * len(kernel):
         return [_Need(method, counts=sorted(choice.sms for choice in choices))]
-    at_sizes: dict[int, set[Choice]] = {one.shape.block_bytes: set() for one in shapes}
-    for one, arms in measured.items():
-        at_sizes[one.shape.block_bytes] |= arms.keys()
-    compared = sorted({one.shape.block_bytes for one in several})
+    at_sizes: dict[int, set[Choice]] = {size: set() for size in _sizes(shapes)}
+    for measured, arms in kernel.items():
+        at_sizes[measured.shape.block_bytes] |= arms.keys()
+    compared = _sizes(several)
     by_size = []
-    for size, of_size in sorted(at_sizes.items()):
+    for size, of_size in at_sizes.items():
         if size not in compared and (len(of_size) == 1 or not compared):
             needs = [_Need(next(iter(of_size)) if len(of_size) == 1 else usual)]
         else:
-            nearest = _nearest_of(compared, size)
-            needs = _by_blocks({one: arms for one, arms in several.items() if one.shape.block_bytes == nearest})
+            nearest = min(compared, key=lambda other: abs(log(other / size)))
+            needs = _by_blocks(_within_ends(several, (nearest, nearest)))
         by_size.append([replace(need, sizes=(size, size)) for need in needs])
     return _joined(by_size)
 
 
-def _nearest_of(sizes: Sequence[int], size: int) -> int:
-    return min(sizes, key=lambda other: abs(log(other / size)))
-
-
 def _by_blocks(shapes: _Competing) -> list[_Need]:
-    """Return the SMs needed by shapes of one block size, split by the number of blocks where that gains the most."""
+    """The SMs needed by shapes of one block size, split by the number of blocks where that gains the most."""
     whole = _fewest(shapes)
     best, most = [whole], _NOTHING
-    for last, first in pairwise(sorted({one.shape.blocks for one in shapes})):
-        limits = (None, last), (first, None)
-        sides = [{one: shapes[one] for one in shapes if _within(blocks, one.shape.blocks)} for blocks in limits]
+    for last, first in pairwise(sorted({measured.shape.blocks for measured in shapes})):
+        ends = (None, last), (first, None)
+        sides = [_within_ends(shapes, blocks=blocks) for blocks in ends]
         if min(map(len, sides)) >= _LEAST_SHAPES:
-            split = [replace(_fewest(side), blocks=blocks) for side, blocks in zip(sides, limits, strict=True)]
+            split = [replace(_fewest(side), blocks=blocks) for side, blocks in zip(sides, ends, strict=True)]
             gain = _gain(shapes, whole, split)
             if gain > most:
                 best, most = split, gain
@@ -375,18 +386,19 @@ def _by_blocks(shapes: _Competing) -> list[_Need]:
 
 
 def _fewest(shapes: _Competing) -> _Need:
-    """Return the fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more."""
-    arms = [*shapes.values()]
-    counts = Counter(choice for one in arms for choice in one)
-    enough = min(_MEASURED * len(arms), max(counts.values()))
+    """The fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more."""
+    kernel = [*shapes.values()]
+    counts = Counter(chain.from_iterable(kernel))
+    enough = min(_MEASURED * len(kernel), max(counts.values()))
     means = {
-        choice: fmean(one.losses[choice] for one in arms if choice in one)
+        choice: fmean(arms.losses[choice] for arms in kernel if choice in arms)
         for choice, count in counts.items()
         if count >= enough
     }
     best = min(means, key=lambda choice: (means[choice], choice.sms))
-    seen = (choice for choice, count in counts.items() if count >= min(_LEAST_SHAPES, len(arms)))
-    alike = sorted((one for one in seen if one == best or _alike(arms, best, one)), key=lambda choice: choice.sms)
+    compared = [choice for choice, count in counts.items() if count >= min(_LEAST_SHAPES, len(kernel))]
+    alike = [choice for choice in compared if choice == best or _alike(kernel, best, choice)]
+    alike.sort(key=lambda choice: choice.sms)
     return _Need(alike[0], counts=[choice.sms for choice in alike])
 
 
@@ -397,12 +409,14 @@ _NOTHING: Final[_Gain] = (False, 0, 0.0)
 
 
 def _gain(shapes: _Competing, single: _Need, split: Sequence[_Need]) -> _Gain:
-    """Return what a split gains where it changes the count: surely more than `KNEE` of the time, or SMs at every shape
-    for no more than that.
+    """What a split gains where it changes the count: surely more than `KNEE` of the time, or SMs at every shape for no
+    more than that.
     """
-    changed = [(arms, need.choice) for need in split for one, arms in shapes.items() if need.serves(one)]
-    changed = [(arms, choice) for arms, choice in changed if choice != single.choice]
-    pairs = [ratios for arms, choice in changed if (ratios := arms.ratios(choice, single.choice))]
+    changed: list[tuple[KeptArms, Choice]] = []
+    for need in split:
+        if need.choice != single.choice:
+            changed += [(arms, need.choice) for measured, arms in shapes.items() if need.serves(measured)]
+    pairs = [*filter(None, (arms.ratios(choice, single.choice) for arms, choice in changed))]
     if not pairs:
         return _NOTHING
     saved = compare_over(pairs, KNEE)
@@ -414,18 +428,11 @@ def _gain(shapes: _Competing, single: _Need, split: Sequence[_Need]) -> _Gain:
 
 
 def _joined(by_size: Sequence[Sequence[_Need]]) -> list[_Need]:
-    """Return what a kernel needs with one entry for neighbouring sizes that need the same, the ends open."""
+    """What a kernel needs with one entry for neighbouring sizes that need the same, the ends open."""
     joined: list[list[_Need]] = []
     for needs in by_size:
-        if joined and [(one.choice, one.blocks) for one in joined[-1]] == [(one.choice, one.blocks) for one in needs]:
-            joined[-1] = [
-                replace(
-                    one,
-                    sizes=(one.sizes[0], other.sizes[1]),
-                    counts=sorted({*one.counts} & {*other.counts}),
-                )
-                for one, other in zip(joined[-1], needs, strict=True)
-            ]
+        if joined and [*map(_use_of, joined[-1])] == [*map(_use_of, needs)]:
+            joined[-1] = [_both_sizes(*pair) for pair in zip(joined[-1], needs, strict=True)]
         else:
             joined.append([*needs])
     joined[0] = [replace(need, sizes=(None, need.sizes[1])) for need in joined[0]]
@@ -433,12 +440,22 @@ def _joined(by_size: Sequence[Sequence[_Need]]) -> list[_Need]:
     return [*chain.from_iterable(joined)]
 
 
-def _with_needed_sms(one: Measured, arms: Arms, kernels: Mapping[Choice, Sequence[_Need]]) -> dict[Choice, Visits]:
-    """Return the methods of a shape, a kernel with the SMs that it needs, or with the next fewer that were measured."""
+def _use_of(need: _Need) -> tuple[Choice, Range]:
+    return need.choice, need.blocks
+
+
+def _both_sizes(smaller: _Need, larger: _Need) -> _Need:
+    """What is needed up to the larger of two sizes; counts suffice that do at each of them."""
+    counts = sorted({*smaller.counts} & {*larger.counts})
+    return replace(smaller, sizes=(smaller.sizes[0], larger.sizes[1]), counts=counts)
+
+
+def _with_needed_sms(measured: Measured, arms: Arms, kernels: Mapping[Choice, Sequence[_Need]]) -> dict[Choice, Visits]:
+    """The methods of a shape, a kernel with the SMs that it needs, or with the next fewer that were measured."""
     methods = {choice: visits for choice, visits in arms.items() if choice.without_sms not in kernels}
     for method, needs in kernels.items():
         counts = sorted((choice for choice in arms if choice.without_sms == method), key=lambda choice: choice.sms)
-        needed = next((need.choice for need in needs if need.serves(one)), method)
+        needed = next((need.choice for need in needs if need.serves(measured)), method)
         if counts:
             fewer = [choice for choice in counts if choice.sms <= needed.sms]
             methods[method] = arms[fewer[-1] if fewer else counts[0]]
@@ -456,25 +473,31 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
     for kind in rule.parts:
         shapes = rule.shapes_of(kind)
         for fold in range(_FOLDS):
-            others = {one: rounds_of(one.arms, partial(_is_of_fold, fold, False)) for one in shapes}
+            others = {measured: rounds_of(measured.arms, partial(_is_of_fold, fold, False)) for measured in shapes}
             for part in _parts(others) if all(others.values()) else ():
-                for one in part.shapes:
-                    judged = rounds_of(one.arms, partial(_is_of_fold, fold, True))
-                    choice = one.standing_for(part.choice) or rule.choices[one]
-                    losses.setdefault(one, []).extend(_lost(judged, others[one], choice))
-    for one in rule.shapes:
-        if again := _lost(one.fresh, one.arms, rule.choices[one]):
-            losses[one] = again
-    several = [one for one in losses if len({choice.without_sms for choice in one.arms}) < len(one.arms)]
-    return {one: expm1(fmean(losses[one])) for one in several or losses if losses[one]}
+                for measured in part.shapes:
+                    judged = rounds_of(measured.arms, partial(_is_of_fold, fold, True))
+                    choice = measured.standing_for(part.choice) or rule.choices[measured]
+                    losses.setdefault(measured, []).extend(_log_losses(judged, others[measured], choice))
+    for measured in rule.shapes:
+        afresh = _log_losses(measured.fresh, measured.arms, rule.choices[measured])
+        if afresh:
+            losses[measured] = afresh
+    several = [measured for measured in losses if _has_counts(measured.arms)]
+    return {measured: expm1(fmean(losses[measured])) for measured in several or losses if losses[measured]}
 
 
-def _is_of_fold(fold: int, within: bool, at: int) -> bool:
-    return (at % RUN_STEP % _FOLDS == fold) is within
+def _has_counts(arms: Arms) -> bool:
+    """Whether a kernel was measured with several SM counts."""
+    return len({choice.without_sms for choice in arms}) < len(arms)
 
 
-def _lost(judged: Arms, chosen_by: Arms, choice: Choice) -> list[float]:
-    """Return the log ratios of the times of a choice to those of the fastest method by other rounds."""
+def _is_of_fold(fold: int, within: bool, number: int) -> bool:
+    return (number % RUN_STEP % _FOLDS == fold) is within
+
+
+def _log_losses(judged: Arms, chosen_by: Arms, choice: Choice) -> list[float]:
+    """The log ratios of the times of a choice to those of the fastest method by other rounds."""
     best = fastest(chosen_by)
     return log_ratios(judged.get(best, {}), judged.get(choice, {}))
 

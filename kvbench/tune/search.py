@@ -9,7 +9,7 @@ would flatter it.
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from statistics import median
 from typing import Final
 
@@ -68,7 +68,8 @@ def tuning_sweep(
     With `by_tokens`, models are measured with fewer tokens too, and called in a tight loop as well as after other work.
     """
     settings = parse_assignments(axes)
-    if several := sorted(name for name in _ONE_VALUE & settings.keys() if "," in settings[name]):
+    several = sorted(name for name in _ONE_VALUE & settings.keys() if "," in settings[name])
+    if several:
         raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one {several[0]}; name one")
     spec = load_config(find_config("tune"), models.with_fewer_tokens() if by_tokens else models)
     if models.models:
@@ -94,7 +95,7 @@ def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
 
 
 def trying_overlap(spec: SweepSpec, driver: int) -> SweepSpec:
-    """Return the sweep with batched copies that leave the SMs to others too, where a driver (13010: CUDA 13.1) may use
+    """The sweep with batched copies that leave the SMs to others too, where a driver (13010: CUDA 13.1) may use
     SMs for them and the sweep does not say whether they do.
     """
     able = {BATCHED, MERGED, PRIMED} if driver >= BATCH_MAY_USE_SMS_FROM and spec.device != "cpu" else set()
@@ -104,12 +105,12 @@ def trying_overlap(spec: SweepSpec, driver: int) -> SweepSpec:
 
 
 def _of_backends(spec: SweepSpec, backends: Collection[str]) -> SweepSpec:
-    """Return the sweep with some backends alone, if any; raises UsageError for one that it does not measure."""
+    """The sweep with some backends alone, if any; raises UsageError for one that it does not measure."""
     if not backends:
         return spec
-    known = dict.fromkeys(name for group in spec.groups for name in group["backend"])
-    if not set(backends) <= set(known):
-        raise UsageError(f"--backends {brief(','.join(backends))}: kvbench tune measures only {', '.join(known)}")
+    measured = dict.fromkeys(chain.from_iterable(group["backend"] for group in spec.groups))
+    if not measured.keys() >= set(backends):
+        raise UsageError(f"--backends {brief(','.join(backends))}: kvbench tune measures only {', '.join(measured)}")
     kept = ({**group, "backend": tuple(name for name in group["backend"] if name in backends)} for group in spec.groups)
     return replace(spec, groups=tuple(group for group in kept if group["backend"]))
 
@@ -137,10 +138,8 @@ class Search:
         than six visits, and for more sizes. Cells in another layout than most of their shape, or after a longer pause,
         are in no race: each gets six visits.
         """
-        layouts = {shape: layout_counts.most_common(1)[0][0] for shape, layout_counts in _layouts(cells).items()}
-        pause_us = min((cell.pause_us for cell in cells), default=0)
-        raced = {cell for cell in cells if cell.pause_us == pause_us and cell.sides == layouts[_shape(cell)]}
-        self._beside = [cell for cell in cells if cell not in raced]
+        raced = _raced(cells)
+        self._not_raced = [cell for cell in cells if cell not in raced]
         cells = [cell for cell in cells if cell in raced]
         counts = {cell.blocks for cell in cells}
         counts = counts & set(sustained_counts) or counts
@@ -150,13 +149,12 @@ class Search:
                 self._cells.setdefault(SwapShape.of(cell), {})[Choice.at(cell)] = cell
         sizes = {shape.block_bytes for shape in self._cells}
         first = set(first_sizes) & sizes or sizes
-        rows = [list(row) for _, row in groupby(sorted(self._cells), key=_row)]
-        ends = {shape for row in rows for shape in (row[0], row[-1])}
-        self._first = {
-            shape: candidates
-            for shape, candidates in self._cells.items()
-            if shape in ends or shape.block_bytes in first
-        }
+        ends: set[SwapShape] = set()
+        for _, row in groupby(sorted(self._cells), key=_row):
+            smallest, *larger = row
+            ends |= {smallest, *larger[-1:]}
+        started = [shape for shape in self._cells if shape in ends or shape.block_bytes in first]
+        self._first = {shape: self._cells[shape] for shape in started}
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
         self._in_time = in_time
@@ -169,25 +167,26 @@ class Search:
 
     @property
     def expected_visits(self) -> int:
-        return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values()))) + MIN_PAIRS * len(self._beside)
+        return round(VISITS_PER_CANDIDATE * sum(map(len, self._first.values()))) + MIN_PAIRS * len(self._not_raced)
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         """Yield the visits (round, cell) stage by stage; each stage depends on the results of all before it."""
         yield from self._race(self._first)
         for _ in range(BISECTIONS):
-            if self._in_time() and (between := self._between()):
-                yield from self._race(between)
+            if self._in_time():
+                yield from self._race(self._between())
         winners = self._winners()
         for number in range(FRESH_FROM, FRESH_FROM + MIN_PAIRS if winners else FRESH_FROM):
             yield self._shuffled(number, winners)
-        for number in range(MIN_PAIRS if self._beside else 0):
-            yield self._shuffled(number, self._beside)
+        for number in range(MIN_PAIRS if self._not_raced else 0):
+            yield self._shuffled(number, self._not_raced)
 
     def _race(self, running: Mapping[SwapShape, Mapping[Choice, Cell]]) -> Iterator[list[tuple[int, Cell]]]:
         for number in range(MOST_ROUNDS):
             if number >= MIN_PAIRS and not self._in_time():
                 return
-            if stage := [cell for candidates in running.values() for cell in candidates.values()]:
+            stage = [*chain.from_iterable(candidates.values() for candidates in running.values())]
+            if stage:
                 yield self._shuffled(number, stage)
             kept = {shape: self._still(shape, candidates, number + 1) for shape, candidates in running.items()}
             running = {shape: candidates for shape, candidates in kept.items() if candidates}
@@ -195,18 +194,18 @@ class Search:
     def _shuffled(self, number: int, cells: Collection[Cell]) -> list[tuple[int, Cell]]:
         return [(number, cell) for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed))]
 
-    def _still(self, shape: SwapShape, candidates: Mapping[Choice, Cell], made: int) -> dict[Choice, Cell]:
-        """Return the candidates of a shape that stay in the race after `made` visits."""
-        measured = {choice: cell for choice, cell in candidates.items() if len(self._times.get(cell, {})) == made}
+    def _still(self, shape: SwapShape, candidates: Mapping[Choice, Cell], visits: int) -> dict[Choice, Cell]:
+        """The candidates of a shape that stay in the race after a number of visits."""
+        measured = {choice: cell for choice, cell in candidates.items() if len(self._times.get(cell, {})) == visits}
         if not measured:
             return {}
-        if made >= MIN_PAIRS:
+        if visits >= MIN_PAIRS:
             (answer,) = answers_of([self._measured(shape)])
             wanted = {answer.choice, answer.pick.best, *answer.open} if answer.open else set()
             return {choice: cell for choice, cell in measured.items() if choice in wanted}
-        if made % STAGE_VISITS:
+        if visits % STAGE_VISITS:
             return measured
-        # the fastest visit of each: a disturbance only slows
+        # The fastest visit of each stands for it: a disturbance only slows.
         times = {choice: min(self._times[cell].values()) for choice, cell in measured.items()}
         fastest = min(times, key=lambda choice: times[choice])
         enough = (1 + TIED.fraction) * times[fastest]
@@ -225,21 +224,21 @@ class Search:
         return Measured(shape, arms, arms)
 
     def _all_measured(self) -> list[Measured]:
-        return [one for shape in sorted(self._cells) if (one := self._measured(shape)).arms]
+        return [measured for measured in map(self._measured, sorted(self._cells)) if measured.arms]
 
     def _winners(self) -> list[Cell]:
-        """Return the cells of what the rule and the answers will choose, and of what these are compared with."""
+        """The cells of what the rule and the answers will choose, and of what these are compared with."""
         shapes = self._all_measured()
         choices = rule_of(shapes).choices if shapes else {}
         winners = []
         for answer in answers_of(shapes):
-            one = answer.measured
-            wanted = {choices[one], answer.choice, answer.pick.best, one.best_of(BATCHED)}
-            winners += [cell for choice, cell in self._cells[one.shape].items() if choice in wanted]
+            measured = answer.measured
+            wanted = {choices[measured], answer.choice, answer.pick.best, measured.best_of(BATCHED)}
+            winners += [cell for choice, cell in self._cells[measured.shape].items() if choice in wanted]
         return winners
 
     def _between(self) -> dict[SwapShape, dict[Choice, Cell]]:
-        """Return the size between two consecutive sizes with different choices, with all that can win at either."""
+        """The size between two consecutive sizes with different choices, with all that can win at either."""
         middles: dict[SwapShape, dict[Choice, Cell]] = {}
         for low, high in pairwise(answers_of(self._all_measured())):
             first, last = low.measured.shape, high.measured.shape
@@ -248,7 +247,7 @@ class Search:
                 continue
             able = {low.choice, high.choice, *low.others, *high.others}
             measured = [*low.measured.arms.items(), *high.measured.arms.items()]
-            able |= {one for one, visits in measured if one.backend == BATCHED or len(visits) >= MIN_PAIRS}
+            able |= {choice for choice, visits in measured if choice.backend == BATCHED or len(visits) >= MIN_PAIRS}
             shape = between[len(between) // 2]
             middles[shape] = {choice: cell for choice, cell in self._cells[shape].items() if choice in able}
         return middles
@@ -276,13 +275,12 @@ def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[S
     return searching
 
 
-def _layouts(cells: Collection[Cell]) -> dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]]:
-    """Return the numbers of cells by blocks and block bytes, then by layout."""
+def _raced(cells: Collection[Cell]) -> set[Cell]:
+    """The cells that compete: in the layout that most cells of their shape have, after the shortest pause."""
     layouts: dict[tuple[int, int], Counter[tuple[Pattern, Pattern]]] = {}
     for cell in cells:
-        layouts.setdefault(_shape(cell), Counter())[cell.sides] += 1
-    return layouts
-
-
-def _shape(cell: Cell) -> tuple[int, int]:
-    return cell.blocks, cell.block_bytes
+        layouts.setdefault((cell.blocks, cell.block_bytes), Counter())[cell.sides] += 1
+    usual = {shape: counts.most_common(1)[0][0] for shape, counts in layouts.items()}
+    pause_us = min((cell.pause_us for cell in cells), default=0)
+    first = (cell for cell in cells if cell.pause_us == pause_us)
+    return {cell for cell in first if cell.sides == usual[cell.blocks, cell.block_bytes]}

@@ -6,8 +6,9 @@ methods that move as much as is asked for.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, product
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
 from kvbench.results.outcomes import Cost, over_starts, slowdown_of
-from kvbench.tune.candidates import RUN_STEP, Measured, choice_of, preference
+from kvbench.tune.candidates import RUN_STEP, Measured, Origin, choice_of, preference
 from kvbench.tune.rule import Rule, RulePart, nearest_shape
 
 # Without --need, swaps in the background must move this share of the rate of large copies.
@@ -31,7 +32,6 @@ _NEEDED_SHARE: Final = 0.1
 GENTLE: Final = 0.1
 # The number of blocks of a large swap, as beside a step.
 _BLOCKS: Final = 4096
-WAYS: Final = (Direction.H2D, Direction.D2H)
 # The config that measures a situation.
 _CONFIGS: Final = {Situation.ALONE: "engine", Situation.DECODE: "beside", Situation.PREFILL: "beside"}
 
@@ -70,7 +70,7 @@ class Method:
     lost_ms_per_gb: Interval | None = None
 
     def cost(self, *, thread_counts: bool) -> float:
-        """Return what each GB takes from the step, and from its thread."""
+        """What each GB takes from the step, and from its thread."""
         assert self.lost_ms_per_gb is not None
         return self.lost_ms_per_gb[0] + (self.thread_ms_per_gb if thread_counts else 0.0)
 
@@ -174,14 +174,9 @@ class Arm:
     def method(self) -> Method:
         costs = [*self.costs.values()]
         gbps = median(cost.gbps for cost in costs)
-        return Method(
-            self.choice,
-            gbps,
-            self.cell.swap_bytes / gbps / 1e3,
-            over_starts(costs, lambda cost: cost.thread_ms_per_gb)[0],
-            slowdown_of(costs),
-            over_starts(costs, lambda cost: cost.lost_ms_per_gb),
-        )
+        thread, *_ = over_starts(costs, lambda cost: cost.thread_ms_per_gb)
+        lost = over_starts(costs, lambda cost: cost.lost_ms_per_gb)
+        return Method(self.choice, gbps, self.cell.swap_bytes / gbps / 1e3, thread, slowdown_of(costs), lost)
 
 
 # What was measured beside steps, by direction and situation.
@@ -194,13 +189,11 @@ class Evidence:
     what was measured `beside` steps, of shuffled blocks and of others. On the device cpu no step runs beside swaps.
     """
 
-    directions: Collection[Direction]
-    on_host: bool
+    origin: Origin
     rule: Rule
     no_rule: str
     beside: MeasuredBeside
     other_layouts: MeasuredBeside
-    ceilings_gbps: Mapping[Direction, float]
 
     def answers(self, question: Question) -> list[Answer]:
         """The answer for every direction of the runs in every situation that is asked for.
@@ -208,12 +201,11 @@ class Evidence:
         A situation whose run is missing is never answered from another.
         """
         answers = []
-        for direction in (way for way in WAYS if way in self.directions):
-            for situation in question.situations:
-                if situation is Situation.ALONE:
-                    answers.append(_alone(question, direction, self.rule, self.no_rule))
-                elif not self.on_host:
-                    answers.append(self._beside(question, direction, situation))
+        for direction, situation in product(self.origin.directions, question.situations):
+            if situation is Situation.ALONE:
+                answers.append(_alone(question, direction, self.rule, self.no_rule))
+            elif not self.origin.on_host:
+                answers.append(self._beside(question, direction, situation))
         return answers
 
     def _beside(self, question: Question, direction: Direction, situation: Situation) -> Answer:
@@ -223,12 +215,14 @@ class Evidence:
         )
         answer = Answer(direction, situation, question.block_bytes, none=not_measured(situation))
         if measured:
-            answer = _beside(question, direction, situation, measured, self.ceilings_gbps.get(direction, 0.0))
+            answer = _choose_beside(
+                question, direction, situation, measured, self.origin.ceilings_gbps.get(direction, 0.0)
+            )
         return replace(answer, other_layouts=_in_other_layouts(others))
 
 
 def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
-    """Return of each backend the method that takes the least of a step and its thread, the least of all first."""
+    """Of each backend the method that takes the least of a step and its thread, the least of all first."""
     least: dict[str, InLayout] = {}
     for placed in sorted((InLayout(arm.cell, arm.method) for arm in arms), key=_total_cost, reverse=True):
         least[placed.cell.backend] = placed
@@ -250,47 +244,48 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
     shapes = rule.shapes_of(kind)
     block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
     parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
-    of_size = [one for one in shapes if one.shape.block_bytes == block_bytes]
-    shown = nearest_shape([one for one in of_size if _has_figures(one, rule)] or of_size, block_bytes, _BLOCKS)
-    use = rule.choices[shown]
-    methods = sorted((_method_alone(shown, choice) for choice in shown.arms), key=lambda method: method.us)
+    of_size = [measured for measured in shapes if measured.shape.block_bytes == block_bytes]
+    with_figures = [measured for measured in of_size if _has_figures(measured, rule)]
+    large = nearest_shape(with_figures or of_size, block_bytes, _BLOCKS)
+    use = rule.choices[large]
+    methods = sorted((_method_alone(large, choice) for choice in large.arms), key=lambda method: method.us)
     others = (method for method in methods if method.choice.without_sms != use.without_sms)
-    picked = next(part.pick for part in parts if part.serves(block_bytes, shown.shape.blocks))
+    picked = next(part.pick for part in parts if part.serves(block_bytes, large.shape.blocks))
     return Answer(
         direction,
         Situation.ALONE,
         block_bytes,
-        shown.shape.blocks,
-        _method_alone(shown, use),
+        large.shape.blocks,
+        _method_alone(large, use),
         parts=parts,
         compared_with=_others(of_size, use),
         undecided=picked.open,
         otherwise=next(others, None),
         methods=methods,
-        visits=len(shown.visits_of(use)),
+        visits=len(large.visits_of(use)),
     )
 
 
 def _others(shapes: Sequence[Measured], use: Choice) -> list[Choice]:
-    """Return the other methods, with their SM counts, that were measured at some shapes."""
-    others = (choice for one in shapes for choice in one.arms if choice.without_sms != use.without_sms)
-    return sorted(dict.fromkeys(others), key=preference)
+    """The other methods, with their SM counts, that were measured at some shapes."""
+    choices = dict.fromkeys(chain.from_iterable(measured.arms for measured in shapes))
+    return sorted((choice for choice in choices if choice.without_sms != use.without_sms), key=preference)
 
 
-def _has_figures(one: Measured, rule: Rule) -> bool:
+def _has_figures(measured: Measured, rule: Rule) -> bool:
     """Whether the choice for a shape was measured there itself."""
-    part = next(part for part in rule.parts[one.shape.kind] if one in part.shapes)
-    return part.choice in one.arms or not part.has_count
+    part = next(part for part in rule.parts[measured.shape.kind] if measured in part.shapes)
+    return part.choice in measured.arms or not part.choice.sms
 
 
-def _method_alone(one: Measured, choice: Choice) -> Method:
-    swap_gb = one.shape.blocks * one.shape.block_bytes / 1e9
-    thread_ms = one.caller_us.get(choice, math.nan) / 1e3
-    return Method(choice, one.gbps_of(choice), one.us_of(choice), thread_ms / swap_gb)
+def _method_alone(measured: Measured, choice: Choice) -> Method:
+    swap_gb = measured.shape.blocks * measured.shape.block_bytes / 1e9
+    thread_ms = measured.caller_us.get(choice, math.nan) / 1e3
+    return Method(choice, measured.gbps_of(choice), measured.us_of(choice), thread_ms / swap_gb)
 
 
 def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuffled: bool = True) -> MeasuredBeside:
-    """Return the methods that were measured beside steps, of blocks that are shuffled on both sides, or of others."""
+    """The methods that were measured beside steps, of blocks that are shuffled on both sides, or of others."""
     costs: dict[tuple[Direction, Situation], dict[tuple[Choice, Cell], dict[int, Cost]]] = {}
     for number, run in enumerate(runs):
         plug_ins = plug_ins_of(run.info.backends)
@@ -302,20 +297,20 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
                 continue
             choice = choice_of(cell, plug_ins)
             if situation and keep(choice):
-                of_cell = costs.setdefault((cell.direction, situation), {}).setdefault((choice, cell), {})
-                of_cell |= {number * RUN_STEP + round_: cost for round_, cost in outcome.costs.items()}
-    return {key: _of_one_neighbour(of_key) for key, of_key in costs.items()}
+                visits = costs.setdefault((cell.direction, situation), {}).setdefault((choice, cell), {})
+                visits |= {number * RUN_STEP + round_: cost for round_, cost in outcome.costs.items()}
+    return {place: _beside_one_neighbour(of_place) for place, of_place in costs.items()}
 
 
-def _of_one_neighbour(costs: Mapping[tuple[Choice, Cell], Mapping[int, Cost]]) -> list[Arm]:
-    """Return the arms beside the usual neighbour of a situation, or the one that most cells have."""
+def _beside_one_neighbour(costs: Mapping[tuple[Choice, Cell], Mapping[int, Cost]]) -> list[Arm]:
+    """The arms beside the usual neighbour of a situation, or the one that most cells have."""
     counts = Counter(cell.neighbour for _, cell in costs)
-    usual = next((one for one in (Neighbour.DECODE, Neighbour.PREFILL) if counts[one]), counts.most_common(1)[0][0])
+    usual = next(filter(counts.get, (Neighbour.DECODE, Neighbour.PREFILL)), counts.most_common(1)[0][0])
     return [Arm(choice, cell, visits) for (choice, cell), visits in costs.items() if cell.neighbour == usual]
 
 
 def arms_of_size(arms: Sequence[Arm], block_bytes: int) -> list[Arm]:
-    """Return the arms of the nearest block size, each choice by its swap that is nearest to a large one."""
+    """The arms of the nearest block size, each choice by its swap that is nearest to a large one."""
     if not arms:
         return []
     size = min((arm.cell.block_bytes for arm in arms), key=lambda measured: abs(math.log(measured / block_bytes)))
@@ -326,7 +321,7 @@ def arms_of_size(arms: Sequence[Arm], block_bytes: int) -> list[Arm]:
     return sorted(nearest.values(), key=lambda arm: preference(arm.choice))
 
 
-def _beside(
+def _choose_beside(
     question: Question, direction: Direction, situation: Situation, measured: Sequence[Arm], ceiling_gbps: float
 ) -> Answer:
     """Choose among methods beside a step: of those that move enough and keep the limit, the one that takes the least
@@ -373,7 +368,7 @@ def _gbps(method: Method) -> float:
 
 
 def _slowed(method: Method) -> float:
-    """Return by which fraction a step takes longer."""
+    """The fraction by which a step takes longer."""
     assert method.slowdown is not None
     return method.slowdown[0] - 1
 

@@ -53,7 +53,7 @@ def _answer_page(advice: Advice) -> Iterator[str | Grid]:
 
 
 def rows_of(answers: Iterable[Answer]) -> list[list[str]]:
-    """Return a row for each direction and situation."""
+    """A row for each direction and situation."""
     return [_row(answer) for answer in answers]
 
 
@@ -66,7 +66,7 @@ def _row(answer: Answer) -> list[str]:
 
 
 def use_of(answer: Answer) -> str:
-    """Return the choice, alone also by the number of blocks: "sm: 4 SMs up to 256 blocks, 2 SMs from 1024 blocks"."""
+    """The choice, alone also by the number of blocks: "sm: 4 SMs up to 256 blocks, 2 SMs from 1024 blocks"."""
     if answer.use is None:
         return answer.none
     if answer.situation is Situation.ALONE:
@@ -80,7 +80,7 @@ def place_of(answer: Answer) -> str:
 
 
 def _rate(answer: Answer, method: Method) -> str:
-    """Return the GB/s, and of swaps alone the time."""
+    """The GB/s, and of swaps alone the time."""
     gbps = three_digits(method.gbps)
     return f"{gbps} ({_time(method.us)})" if answer.situation is Situation.ALONE else gbps
 
@@ -94,7 +94,7 @@ def _step(method: Method) -> str:
 
 
 def _cost(method: Method) -> str:
-    """Return what each GB takes, "1.1 + 0.31"; nothing is lost by swaps alone."""
+    """What each GB takes, "1.1 + 0.31"; nothing is lost by swaps alone."""
     thread = _ms(method.thread_ms_per_gb)
     return f"{_ms(method.lost_ms_per_gb[0])} + {thread}" if method.lost_ms_per_gb else thread
 
@@ -112,7 +112,7 @@ def _otherwise(answer: Answer) -> str:
 
 
 def head_of(advice: Advice) -> str:
-    """Return of which blocks the rows are, and what their columns mean; "" where nothing was answered."""
+    """Of which blocks the rows are, and what their columns mean; "" where nothing was answered."""
     answered = [answer for answer in advice.answers if answer.use]
     if not answered:
         return "Beside a step: needs a GPU" if advice.origin.on_host else ""
@@ -121,7 +121,7 @@ def head_of(advice: Advice) -> str:
 
 
 def others_of(advice: Advice) -> list[list[str]]:
-    """Return the rows of `OTHERS`: beside each step what is the fastest, and what the choice is not told apart from."""
+    """The rows of `OTHERS`: beside each step what is the fastest, and what the choice is not told apart from."""
     rows = []
     for answer in advice.answers:
         if answer.methods and answer.situation is not Situation.ALONE:
@@ -150,7 +150,7 @@ def lines_of(advice: Advice) -> Iterator[str]:
 
 
 def _layout_text(placed: InLayout) -> str:
-    """Return a method with its layout, named for the side that has one alone: "merged in runs-16, 38 GB/s, ..."."""
+    """A method with its layout, named for the side that has one alone: "merged in runs-16, 38 GB/s, ..."."""
     cell, method = placed
     source, destination = cell.sides
     loads = cell.direction is Direction.H2D
@@ -167,7 +167,7 @@ def _blocks_text(answers: Sequence[Answer]) -> str:
 
 
 def _fast(method: Method | None) -> str:
-    """Return a method with its GB/s, how long a step takes, and the time until a swap is complete."""
+    """A method with its GB/s, how long a step takes, and the time until a swap is complete."""
     if method is None:
         return "none"
     return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_step(method)}, {_time(method.us)}"
@@ -213,15 +213,8 @@ def _model_page(models: ModelAnswers, prefill_tokens_per_s: float) -> Iterator[s
 
 
 def _load_row(load: Load) -> list[str]:
-    return [
-        load.kind.direction.value,
-        load.kind.stream_state.value,
-        load.choice.label,
-        f"{load.us:.0f}",
-        f"{load.gbps:.1f}",
-        f"{load.caller_us:.0f}",
-        load.nearest.shape.size_text,
-    ]
+    kind, figures = load.kind, [f"{load.us:.0f}", f"{load.gbps:.1f}", f"{load.caller_us:.0f}"]
+    return [kind.direction.value, kind.stream_state.value, load.choice.label, *figures, load.nearest.shape.size_text]
 
 
 def _token_lines(lines: Sequence[TokenLine]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import chain, groupby, zip_longest
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
@@ -22,9 +22,9 @@ from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import RunInfo
 from kvbench.sweep.spec import SIDES
 from kvbench.text import counted, ends, printable, short
-from kvbench.tune.advice import Advice, Origin
-from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, known_shapes, shipped_choice
-from kvbench.tune.candidates import Measured
+from kvbench.tune.advice import Advice
+from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, shipped_choice, typical_shapes
+from kvbench.tune.candidates import Measured, Origin
 from kvbench.tune.rule import Rule, RulePart
 
 _SHAPES: Final = (
@@ -47,45 +47,51 @@ def state_table(advice: Advice) -> Grid:
     """What to use by stream state, in a row for each direction and the states with the same choice: the times at a
     small and a large swap, those of batched copies and of engines as they ship, and the share of the ceiling.
     """
-    alone, rule = advice.alone, advice.alone.rule
-    known = {kind: known_shapes(rule, kind) for kind in rule.parts}
-    known_sizes = [Counter(one.shape.size_text for one in at if one) for at in zip_longest(*known.values())]
-    sizes = [size.most_common(1)[0][0] for size in known_sizes]
-    shipping = [*engines().values()]
+    rule, shipping = advice.alone.rule, [*engines().values()]
+    shapes = {kind: typical_shapes(rule, kind) for kind in rule.parts}
+    by_place = zip_longest(*([measured.shape.size_text for measured in of_kind] for of_kind in shapes.values()))
+    usual = [Counter(filter(None, sizes)).most_common(1)[0][0] for sizes in by_place]
     rows = []
-    for kinds in _alike(rule):
-        first, parts = kinds[0], rule.parts[kinds[0]]
-        row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), use_text(parts)]
-        for size, at in zip_longest(sizes, zip(*(known[kind] for kind in kinds), strict=True)):
-            row += _times(at, size, alone, shipping) if at else ["-"] * (3 + len(shipping))
+    for kinds in _alike(shapes, rule):
+        first = kinds[0]
+        row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), use_text(rule.parts[first])]
+        for size, place in zip_longest(usual, zip(*(shapes[kind] for kind in kinds), strict=True)):
+            row += _times(place, size, advice.alone, shipping) if place else ["-"] * (3 + len(shipping))
         ceiling = advice.origin.ceilings_gbps.get(first.direction, math.nan)
-        shares = [one.gbps_of(rule.choices[one]) / ceiling for *_, one in (known[kind] for kind in kinds)]
+        large = [shapes[kind][-1] for kind in kinds]
+        shares = [measured.gbps_of(rule.choices[measured]) / ceiling for measured in large]
         rows.append([*row, ends(shares, "{:.0%}".format) if ceiling > 0 else "-"])
-    figures = [name for size in sizes for name in (f"{size}, us", BATCHED, COPIER, *(one.title for one in shipping))]
-    every = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
-    header, *shown = map(list, zip(*(column for column in every if {*column[1:]} != {"-"}), strict=True))
-    shown_engines = [engine for engine in shipping if engine.title in header]
-    titles = ", ".join(engine.title for engine in shown_engines)
-    shipped = f" {titles}: the method it takes there." if titles else ""
-    of_others = [(engine.title, *other) for engine in shown_engines for other in engine.measured.items()]
-    shipped += "".join(f" {title} {direction}: {what}." for title, direction, what in of_others)
-    shipped += f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else ""
-    caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds.{shipped}"
-    return Grid(header, shown, caption)
+    titles = [engine.title for engine in shipping]
+    figures = chain.from_iterable((f"{size}, us", BATCHED, COPIER, *titles) for size in usual)
+    columns = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
+    header, *body = map(list, zip(*(column for column in columns if {*column[1:]} != {"-"}), strict=True))
+    caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds."
+    return Grid(header, body, caption + _shipped_text(shipping, header))
 
 
-def _alike(rule: Rule) -> list[list[SwapKind]]:
-    """Return the directions and stream states of a rule, those of a direction together whose choices are the same."""
+def _shipped_text(shipping: Sequence[Engine], header: Sequence[str]) -> str:
+    """What the columns of engines and of the copier in a header are of."""
+    shown = [engine for engine in shipping if engine.title in header]
+    titles = ", ".join(engine.title for engine in shown)
+    text = f" {titles}: the method it takes there." if titles else ""
+    for engine in shown:
+        text += "".join(f" {engine.title} {direction}: {method}." for direction, method in engine.measured.items())
+    return text + (f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else "")
+
+
+def _alike(shapes: Mapping[SwapKind, Sequence[Measured]], rule: Rule) -> list[list[SwapKind]]:
+    """The directions and stream states of a rule, those of a direction together whose choices are the same."""
     alike: dict[Any, list[SwapKind]] = {}
-    for kind in sorted(rule.parts, key=lambda kind: (kind.direction == Direction.D2H, [*StreamState].index(kind[1]))):
+    states = [*StreamState]
+    for kind in sorted(shapes, key=lambda kind: (kind.direction == Direction.D2H, states.index(kind.stream_state))):
         parts = [(part.choice, part.sizes) for part in rule.parts[kind]]
-        at = [one.shape[2:] for one in known_shapes(rule, kind)]
-        alike.setdefault((kind.direction, *parts, *at), []).append(kind)
+        sizes = [measured.shape[2:] for measured in shapes[kind]]
+        alike.setdefault((kind.direction, *parts, *sizes), []).append(kind)
     return [*alike.values()]
 
 
 def use_text(parts: Sequence[RulePart]) -> str:
-    """Return what to use by size and number: "sm: 8 SMs up to 1 KiB, 4 SMs up to 16 KiB, 2 SMs from 24 KiB"."""
+    """What to use by size and number: "sm: 8 SMs up to 1 KiB, 4 SMs up to 16 KiB, 2 SMs from 24 KiB"."""
     if len(parts) == 1:
         return f"{parts[0].label}{_counts_text(parts[0])}{_against(parts[0])}"
     texts = []
@@ -100,7 +106,7 @@ def use_text(parts: Sequence[RulePart]) -> str:
 
 
 def _where(part: RulePart) -> str:
-    """Return for which sizes and numbers of blocks a part is: " up to 16 KiB", " from 1024 blocks"."""
+    """For which sizes and numbers of blocks a part is: " up to 16 KiB", " from 1024 blocks"."""
     low, high = (end and size_text(end) for end in part.sizes)
     sizes = "" if part.blocks[0] else f" up to {high}" if high else f" from {low}" if low else ""
     fewest, most = part.blocks
@@ -110,7 +116,7 @@ def _where(part: RulePart) -> str:
 
 
 def _counts_text(part: RulePart) -> str:
-    """Return which of several SM counts suffice: ", 4 of 4 to 16 within 5% on average"."""
+    """Which of several SM counts suffice: ", 4 of 4 to 16 within 5% on average"."""
     if not part.choice.sms or len(part.counts) < 2:
         return ""
     return f", {part.choice.sms} of {ends(part.counts, str)} within {KNEE.fraction:.0%} on average"
@@ -122,28 +128,30 @@ def _against(part: RulePart) -> str:
 
 
 def methods_text(choices: Iterable[Choice]) -> str:
-    """Return the methods of some choices, each with all its SM counts: "batched; sm (2 to 8 SMs)"."""
+    """The methods of some choices, each with all its SM counts: "batched; sm (2 to 8 SMs)"."""
     counts: dict[Choice, list[int]] = {}
     for choice in choices:
         counts.setdefault(choice.without_sms, []).extend(filter(None, [choice.sms]))
-    return "; ".join(method.label_with(of_method) for method, of_method in counts.items())
+    return "; ".join(method.label_with(sms) for method, sms in counts.items())
 
 
-def _times(at: Sequence[Measured], usual: str, alone: Alone, shipping: Sequence[Engine]) -> list[str]:
-    """Return the times at a shape, in one or more states, of the choice, of batched copies, and of engines with a
-    copier beside them, from the runs that measured the choice and what the engines take.
+def _times(states: Sequence[Measured], usual: str, alone: Alone, shipping: Sequence[Engine]) -> list[str]:
+    """The times at a shape, in one or more states, of the choice, of batched copies, and of engines with a copier
+    beside them, from the runs that measured the choice and what the engines take.
     """
     columns: list[list[float]] = [[] for _ in range(3 + len(shipping))]
-    for one in at:
-        near = one.beside(choice := alone.rule.choices[one])
+    for measured in states:
+        choice = alone.rule.choices[measured]
+        near = measured.in_rounds_of(choice)
         shipped = [shipped_choice(engine, near, alone.settings) for engine in shipping]
-        near = near.beside(next(filter(None, shipped), choice))
-        methods = [choice, near.best_of(BATCHED), next(iter(near.called), None) if any(shipped) else None, *shipped]
-        known = [method for method in methods if method]
+        near = near.in_rounds_of(next(filter(None, shipped), choice))
+        copier = next(iter(near.called), None) if any(shipped) else None
+        methods = [choice, near.best_of(BATCHED), copier, *shipped]
+        together = [*filter(None, methods)]
         for column, method in zip(columns, methods, strict=True):
-            column += [one.us_of(method, *known)] if method else []
+            column += [measured.us_of(method, *together)] if method else []
     texts = [ends(column, three_digits) if column else "-" for column in columns]
-    shape = at[0].shape.size_text
+    shape = states[0].shape.size_text
     return [texts[0] if shape == usual else f"{texts[0]} ({shape})", *texts[1:]]
 
 
@@ -187,13 +195,13 @@ def machine_text(origin: Origin) -> str:
 
 
 def dates_text(runs: Sequence[RunInfo]) -> str:
-    """Return when the first and the last run began: "2026-11-26 to 11-27"."""
+    """When the first and the last run began: "2026-11-26 to 11-27"."""
     first, last = (end(run.created[:10] for run in runs) for end in (min, max))
     return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
 
 
 def link_text(run: RunInfo) -> str:
-    """Return the link between host and GPU as it was seen: "PCIe 5 x16"; "" where it is not known."""
+    """The link between host and GPU as it was seen: "PCIe 5 x16"; "" where it is not known."""
     if run.identity.get("link") == "c2c":
         return "NVLink-C2C"
     observed = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.observed]
@@ -243,17 +251,17 @@ def _undecided(alone: Alone, listing: str) -> str:
     return text + (f"; to list them, add {listing} to this command" if (undecided or more_sms) and listing else "")
 
 
-def _cost(costs: Mapping[Measured, float]) -> str:
+def _cost(losses: Mapping[Measured, float]) -> str:
     what = "Cost against each shape's best, judged by other rounds"
-    if not costs:
+    if not losses:
         return f"{what}: not measured"
     by_direction: dict[Direction, list[float]] = {}
-    for one, cost in costs.items():
-        by_direction.setdefault(one.shape.direction, []).append(cost)
-    means = ", ".join(f"{way} {_percent(mean(of_way))}" for way, of_way in by_direction.items())
-    worst = max(costs, key=lambda one: costs[one])
-    at = f"{worst.shape.kind}, {worst.shape.size_text}"
-    return f"{what}: {means} on average of {counted(len(costs), 'choice')}; {_percent(costs[worst])} at worst ({at})"
+    for measured, loss in losses.items():
+        by_direction.setdefault(measured.shape.direction, []).append(loss)
+    means = ", ".join(f"{direction} {_percent(mean(of_shapes))}" for direction, of_shapes in by_direction.items())
+    worst = max(losses, key=losses.__getitem__)
+    most = f"{_percent(losses[worst])} at worst ({worst.shape.kind}, {worst.shape.size_text})"
+    return f"{what}: {means} on average of {counted(len(losses), 'choice')}; {most}"
 
 
 def _percent(cost: float) -> str:
@@ -261,11 +269,8 @@ def _percent(cost: float) -> str:
 
 
 def _times_as_fast(ratios: Sequence[float]) -> str:
-    return f"{_ratio(median(ratios))} ({ends(ratios, _ratio)}, {counted(len(ratios), 'shape')})"
-
-
-def _ratio(ratio: float) -> str:
-    return f"{two_digits(ratio)}x"
+    middle, both_ends = f"{two_digits(median(ratios))}x", ends(ratios, lambda ratio: f"{two_digits(ratio)}x")
+    return f"{middle} ({both_ends}, {counted(len(ratios), 'shape')})"
 
 
 def three_digits(value: float) -> str:
@@ -296,7 +301,7 @@ def shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Gri
 
 
 def _open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
-    """Return the shapes whose choice is open, each with the best alternative, the largest gain first."""
+    """The shapes whose choice is open, each with the best alternative, the largest gain first."""
     best = [(answer, *min(answer.open.items(), key=lambda item: item[1].ratio)) for answer in answers if answer.open]
     return [_doubt(*doubt) for doubt in sorted(best, key=lambda doubt: doubt[2].ratio)]
 
@@ -309,24 +314,17 @@ def _doubt(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:
 
 
 def _shape_row(answer: ShapeAnswer) -> list[str]:
-    one, choice = answer.measured, answer.choice
-    interval = one.interval_of(choice)
-    return [
-        one.shape.direction.value,
-        one.shape.stream_state.value,
-        str(one.shape.blocks),
-        size_text(one.shape.block_bytes),
-        choice.label,
-        f"{one.us_of(choice):.1f}",
-        "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}",
-        f"{one.gbps_of(choice):.1f}",
-        f"{one.caller_us[choice]:.1f}",
-        methods_text(answer.others) or "-",
-    ]
+    measured, choice, shape = answer.measured, answer.choice, answer.measured.shape
+    interval = measured.interval_of(choice)
+    rates = [f"{measured.gbps_of(choice):.1f}", f"{measured.caller_us[choice]:.1f}"]
+    swap = [shape.direction.value, shape.stream_state.value, str(shape.blocks), size_text(shape.block_bytes)]
+    ends_us = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
+    others = methods_text(answer.others) or "-"
+    return [*swap, choice.label, f"{measured.us_of(choice):.1f}", ends_us, *rates, others]
 
 
 def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
-    """Return an answer as JSON-compatible data; with `costs` what the rule loses, which takes as long as all else."""
+    """An answer as JSON-compatible data; with `costs` what the rule loses, which takes as long as all else."""
     origin, alone, models = advice.origin, advice.alone, advice.models
     info, losses = origin.runs[0], alone.losses if costs else {}
     loss = {"mean": round(mean(losses.values()), 4), "worst": round(max(losses.values()), 4)} if losses else None
@@ -343,7 +341,7 @@ def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
         "rule": alone.rule.to_plain(),
         "loss": loss,
         "gains": [gain.to_plain() for gain in alone.gains],
-        "merged_in_runs": {way.value: length.to_plain() for way, length in alone.merged_in_runs.items()},
+        "merged_in_runs": {direction.value: length.to_plain() for direction, length in alone.merged_in_runs.items()},
         "answers": [answer.to_plain(alone.rule, losses) for answer in alone.shapes],
         "models": [load.to_plain() for load in models.loads],
         "token_lines": msgspec.to_builtins(models.lines),

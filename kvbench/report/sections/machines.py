@@ -124,7 +124,7 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
             shape = answer.measured.shape
             of_others = foreign.setdefault(shape, {})
             # as its package ships it, where that was measured
-            for choice in sorted(answer.measured.every, key=lambda choice: len(choice.axes)):
+            for choice in sorted(answer.measured.methods, key=lambda choice: len(choice.axes)):
                 if choice.backend in others:
                     name = method_label(choice.backend, plug_in=choice.plug_in)
                     of_others.setdefault(name, (answer, choice))

@@ -171,7 +171,7 @@ def by_default(one: Measured, copier: Copier) -> Choice:
     idle = state in (StreamState.IDLE, StreamState.OPENED)
     way = copier.engine.way_of(blocks, blocks * block_bytes, DIRECTIONS[direction], idle=idle)
     executed = copier.ways[way].choice
-    measured = [choice for choice in one.every if choice.backend == executed.backend]
+    measured = [choice for choice in one.methods if choice.backend == executed.backend]
     return min(measured, key=lambda choice: abs(choice.sms - executed.sms))
 
 
