@@ -169,7 +169,7 @@ def test_links_pipes_and_folders_are_not_followed(run: Path, tmp_path: Path, nam
     moved = tmp_path / "elsewhere"
     file.rename(moved)
     file.symlink_to(moved)
-    with pytest.raises(RunDirectoryError, match="symbolic link"):
+    with pytest.raises(RunDirectoryError, match="is a symbolic link, which kvbench does not follow"):
         load_run(run)
     file.unlink()
     os.mkfifo(file)
