@@ -580,9 +580,8 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         slower = [1 + (made + 1) / 6 * number / 40 for number in range(40)]
         drift = [100.0 * times * (0.99 if cell.order is Order.ANY else 1.0) for times in slower]
         visit = synthetic.visit(cell, 100.0, count=40)
-        samples = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
-        in_turn = {"samples": samples, "group": "one", "round": made, "span_ns": (made, made + 1)}
-        visits.append(msgspec.structs.replace(visit, **in_turn))
+        in_turn = {"group": "one", "round": made, "span_ns": (made, made + 1)}
+        visits.append(synthetic.with_samples(visit, {"event_us": drift, "wall_us": drift}, **in_turn))
     table = part_of(made_report(tmp_path, visits), "order").tables[0]
     assert [plain(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
 
@@ -660,7 +659,7 @@ def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_perce
 def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[Visit]:
     made = [synthetic.visit(cell, us, count=3, noise=0.0, round_=number) for number in range(6)]
     times = {"event_us": [us] * 3, "wall_us": [chain_us] * 3, "caller_us": [caller_us] * 3, "chain_us": [chain_us] * 3}
-    return [msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, **times)) for one in made]
+    return [synthetic.with_samples(one, times) for one in made]
 
 
 @pytest.mark.parametrize(

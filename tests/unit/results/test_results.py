@@ -261,7 +261,7 @@ def test_the_command_of_a_run_names_the_policy_that_the_run_recorded(tmp_path: P
     command = ["kvbench", "sweep", "engine", *option, "--out", "engine"]
     for name, spec in (("with", {"policy": {"format": 1}}), ("without", {})):
         info = synthetic.info(command=command, spec=spec, status="running")
-        run = load_run(synthetic.write_run(tmp_path / name, [], info))
+        run = synthetic.loaded(tmp_path / name, [], info)
         recorded = ["kvbench", "sweep", "engine", "--policy", str(run.path)]
         assert run.reproducing() == (recorded if name == "with" else command[:-2])
 
