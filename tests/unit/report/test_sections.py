@@ -504,6 +504,7 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     cells = [replace(one, queued=depth) for depth in (0, 64, 1024, 4096)]
     many = replace(one, blocks=64)
     cells += [replace(many, queued=depth) for depth in (0, 2, 8, 16)]
+    cells += [replace(many, queued=16, streams=streams) for streams in (2, 4)]
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / 50.0)
     for visit in visits:
         held = visit.samples.depth_held or []  # of a cell with a queue
@@ -512,6 +513,8 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     bound = "full between 512 and 1 024 copies"
     assert rows_of(part_of(report, "queue").tables[0])["knee"] == [bound, bound]
     assert highlights_of(report, "queue") == [f"per_block, 1 stream, h2d: the driver's queue is {bound}."]
+    by_streams = part_of(report, "queue").tables[-1]
+    assert [lines_of(row)[0] for row in by_streams.rows] == ["1", "2", "4"]
 
 
 def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch(tmp_path: Path) -> None:
