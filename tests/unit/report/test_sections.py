@@ -818,20 +818,27 @@ def at_threshold(kib: int, **rates: float) -> list[Visit]:
 @pytest.mark.parametrize(
     ("kernel", "middle", "last", "edge", "words"),
     [
-        ("triton", (20.0, 20.0), 52.0, "32 KiB: triton faster", "from 64 KiB"),
-        ("triton", (50.0, 50.0), 52.0, "16 KiB: triton faster", "from 32 KiB"),
-        ("vllm_triton", (20.0, 20.0), 52.0, "32 KiB: vllm_triton faster", "from 64 KiB"),  # before kvbench's own
-        ("triton", (50.0, 50.0), 9.0, "", "none to 64 KiB"),
-        ("triton", (38.0, 38.0), 52.0, "", "from 64 KiB"),  # the same at 32 KiB
-        ("triton", (20.0, 70.0), 52.0, "", "from 64 KiB"),  # undecided there: faster in every other visit
+        ("triton", (20.0, 20.0), (52.0, 52.0), "32 KiB: triton faster", "from 64 KiB"),
+        ("triton", (50.0, 50.0), (52.0, 52.0), "16 KiB: triton faster", "from 32 KiB"),
+        (
+            "vllm_triton",
+            (20.0, 20.0),
+            (52.0, 52.0),
+            "32 KiB: vllm_triton faster",
+            "from 64 KiB",
+        ),  # before kvbench's own
+        ("triton", (50.0, 50.0), (9.0, 9.0), "", "none to 64 KiB"),
+        ("triton", (50.0, 50.0), (9.0, 70.0), "", "undecided above 32 KiB"),
+        ("triton", (38.0, 38.0), (52.0, 52.0), "", "from 64 KiB"),  # the same at 32 KiB
+        ("triton", (20.0, 70.0), (52.0, 52.0), "", "from 64 KiB"),  # undecided there: faster in every other visit
     ],
 )
 def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_sizes_told_apart(
-    tmp_path: Path, kernel: str, middle: Sequence[float], last: float, edge: str, words: str
+    tmp_path: Path, kernel: str, middle: Sequence[float], last: Sequence[float], edge: str, words: str
 ) -> None:
     visits = []
     for kib, turn in product((8, 16, 32, 64), (0, 1)):
-        gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last}[kib]
+        gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last[turn]}[kib]
         made = at_threshold(kib, **{"batched": gbps, "triton": 38.0, kernel: 38.0, "sm": 50.0})
         visits += [visit for visit in made if visit.round % 2 == turn]
     part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *visits]), "threshold")
