@@ -1,7 +1,7 @@
 """The figures of README, from the runs of the newest committed report; without one, a line says so."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -158,9 +158,5 @@ def committed(run: str) -> Run:
     return load_run(RUNS / run)
 
 
-def of_a_card(makers: Mapping[str, Callable[[], str]]) -> Mapping[str, Callable[[], str]]:
-    """Return the makers of what a committed report has, or, while there is none, makers of a line that says so."""
-    return makers if CARDS else dict.fromkeys(makers, lambda: "No report of this version is committed yet.")
-
-
-MAKERS: Final = of_a_card({"picture": picture, "numbers": numbers, "asked": asked})
+_MAKERS: Final = {"picture": picture, "numbers": numbers, "asked": asked}
+MAKERS: Final = _MAKERS if CARDS else dict.fromkeys(_MAKERS, lambda: "No report of this version is committed yet.")
