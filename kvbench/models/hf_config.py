@@ -26,14 +26,7 @@ MOST_BYTES: Final = 2**24
 # The names under which multimodal models nest their text model.
 _NESTED: Final = re.compile(r"(text|llm|language|thinker|lm)(_model)?(_config|_cfg)?|(text|language)_model")
 _OTHER_MODELS: Final = re.compile(r"vision|visual|vit|image|video|audio|speech|talker|code|encoder|draft|mtp|qformer")
-_LAYER_COUNTS: Final = (
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-    "layers_block_type",
-    "hybrid_override_pattern",
-)
+_LAYER_COUNTS: Final = re.compile(r"num_(hidden_)?layers|n_layers?|layers_block_type|hybrid_override_pattern")
 _ENCODERS: Final = re.compile(r"(?i)(?!.*decoder).*bert.*|electra|ernie|.*clip.*|vit|xlm|mpnet|t5.*|mt5|bart|whisper")
 # By default engines run 32-bit checkpoints in 16 bits; vLLM's dtype "auto" does too.
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
@@ -151,7 +144,7 @@ def levels_of(config: Table) -> Iterator[Table]:
     """Yield the configuration and the text models nested in it, from the outermost to the innermost."""
     yield config
     names = [name for name, value in config.items() if _NESTED.fullmatch(name) and value is not None]
-    if not names and not any(field in config for field in _LAYER_COUNTS):
+    if not names and not any(map(_LAYER_COUNTS.fullmatch, config)):
         inner_models = [
             name for name, value in config.items() if isinstance(value, dict) and "num_hidden_layers" in value
         ]
