@@ -33,12 +33,10 @@ from kvbench._engine import SwapLoop as SwapLoop
 from kvbench._engine import TimedRegion as TimedRegion
 from kvbench._engine import audit_words as audit_words
 from kvbench._engine import batched as batched
-from kvbench._engine import begin_capture as begin_capture
 from kvbench._engine import copier_swap as copier_swap
 from kvbench._engine import copy as copy
 from kvbench._engine import copy_arrays as copy_arrays
 from kvbench._engine import count_cuda_devices as count_cuda_devices
-from kvbench._engine import end_capture as end_capture
 from kvbench._engine import per_block as per_block
 from kvbench._engine import probe_cpu_us as probe_cpu_us
 from kvbench._engine import register_pages as register_pages
