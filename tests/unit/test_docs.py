@@ -41,11 +41,6 @@ def options(command: Any) -> Iterator[str]:
         yield from options(command.get_command(None, name))
 
 
-def python_blocks() -> list[str]:
-    texts = (document.read_text() for document in DOCUMENTS)
-    return [block for text in texts for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs that the documents speak of."""
@@ -137,7 +132,8 @@ RUN_EACH = "import json, sys\nfor block in json.load(sys.stdin): exec(compile(bl
 
 def test_documented_python_runs(folder: Path) -> None:
     """In one process: most of what a block takes is the start of pandas."""
-    blocks, environment = python_blocks(), os.environ | {"MPLBACKEND": "agg"}
+    texts, environment = "".join(map(Path.read_text, DOCUMENTS)), os.environ | {"MPLBACKEND": "agg"}
+    blocks = re.findall(r"^```python\n(.*?)^```", texts, re.DOTALL | re.MULTILINE)
     command, given = [sys.executable, "-c", RUN_EACH], json.dumps(blocks)
     done = subprocess.run(command, cwd=folder, env=environment, input=given, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stderr

@@ -533,6 +533,7 @@ def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> No
     assert output("show", run.path, "--open").endswith("in another run\n  nothing\n")
     noisy = run_of(tmp_path / "noisy", lambda cell: 20.0 if cell.sms else 19.5, noise=0.5)
     assert re.search(r"h2d idle, \d+ x \d+ KiB: batched, or sm", output("show", noisy.path, "--open"))
+    assert "add --open to this command" in " ".join(output("show", noisy.path).split())
 
 
 @pytest.mark.parametrize(("api", "batched"), [("13.0", "batched order=any"), ("13.1", "batched order=any overlap=on")])
