@@ -6,25 +6,14 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest, facts_of
-from kvbench.backends.batched import PRIME_NS
+from kvbench.backends.batched import PRIME_NS, Batched
 from kvbench.backends.per_block import PerBlock
 from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
-from kvbench.backends.staged import page_shape
+from kvbench.backends.staged import Staged, page_shape
 from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, Situation, StreamState, pace_of
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import (
-    AUTO,
-    BATCHED,
-    CPU_INLINE_UP_TO_BYTES,
-    LEAST_RUN_BYTES,
-    MERGED,
-    PRIMED,
-    SM,
-    STAGED,
-    DeviceFacts,
-    with_usual,
-)
+from kvbench.cells.facts import AUTO, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, SM, STAGED, DeviceFacts, with_usual
 from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap
@@ -167,7 +156,7 @@ class _Ways:
 
     def _served(self, wanted: Choice) -> Choice:
         if not self._device.is_cuda:
-            return wanted if wanted.backend in SERVING and wanted.backend not in _WITH_KERNEL else Choice(BATCHED)
+            return wanted if wanted.backend in SERVING and wanted.backend not in _WITH_KERNEL else Choice(Batched.name)
         return wanted if wanted.backend in SERVING else Choice(SM)
 
     def _key(self, way: Way, plain: Cell) -> _Key:
@@ -250,7 +239,7 @@ class Auto(Backend):
             for idle in (True, False)
         )
         way = free if cell.stream_state in _NOTHING_PENDING else held
-        if way.otherwise is not None and cell.host_run_bytes < LEAST_RUN_BYTES:
+        if way.otherwise is not None and cell.host_run_bytes < Staged.host_run_bytes:
             way = copier.ways[way.otherwise]
         mechanism = _mechanism(way.choice, request.device)
         orders = {"order": order.value} if mechanism is Mechanism.BATCHED_COPY else {}

@@ -13,16 +13,7 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.units import KIB, MIB, rough_size, size_text
-from kvbench.engine.device import (
-    DIRECTIONS,
-    Buffer,
-    Device,
-    EngineError,
-    MemoryKind,
-    copy,
-    register_pages,
-    unregister_pages,
-)
+from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, copy, register_pages, unregister_pages
 from kvbench.machine.sources import Sources
 from kvbench.probe.common import ZERO, ProbeFinding, Unanswered, run_probe
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench, arrays_of
@@ -69,7 +60,7 @@ def zero(bench: ProbeBench) -> ProbeFinding:
     bench.step("registering 0 bytes")
     refused = ""
     try:
-        with Pages(_BLOCK).registered(bench.device, size_bytes=0):
+        with Pages(_BLOCK).registered(bench, size_bytes=0):
             pass
     except RegistrationRefusedError as error:
         refused = error.name
@@ -79,7 +70,7 @@ def zero(bench: ProbeBench) -> ProbeFinding:
 
 
 def _tried(bench: ProbeBench, size_bytes: int) -> tuple[float, list[str]]:
-    """The median seconds of a registration, and its refusals with the GPU's memory free and in use."""
+    """Return the median seconds of a registration, and its refusals with the GPU's memory free and in use."""
     times_s, refusals = [], []
     free_bytes, _ = bench.device.driver.free_memory()
     used_bytes = int(free_bytes * _USED_SHARE) if bench.device.is_cuda else _USED_CPU_BYTES
@@ -101,22 +92,22 @@ def _tried(bench: ProbeBench, size_bytes: int) -> tuple[float, list[str]]:
 
 
 def register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, str]:
-    """The seconds that registering fresh pages takes in one part a thread, and the driver's refusal or ""."""
+    """Return the seconds that registering fresh pages takes in one part a thread, and the driver's refusal or ""."""
     parts = [Pages(size_bytes // threads) for _ in range(threads)]
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         began_s = time.monotonic()
         try:
-            list(pool.map(lambda pages: stack.enter_context(pages.registered(bench.device)), parts))
+            list(pool.map(lambda pages: stack.enter_context(pages.registered(bench)), parts))
         except RegistrationRefusedError as refused:
             return time.monotonic() - began_s, refused.name
         return time.monotonic() - began_s, ""
 
 
 def _across(bench: ProbeBench, name: str) -> str:
-    """The error by which a copy across two adjacent registrations is refused, or ""."""
+    """Return the error by which a copy across two adjacent registrations is refused, or ""."""
     bench.step(f"a {name} copy across two registrations")
     pages, card = Pages(2 * _BLOCK), Buffer(bench.device.driver, MemoryKind.device, _BLOCK)
-    with pages.registered(bench.device, 0, _BLOCK), pages.registered(bench.device, _BLOCK, _BLOCK):
+    with pages.registered(bench, 0, _BLOCK), pages.registered(bench, _BLOCK, _BLOCK):
         source = pages.address + _BLOCK // 2
         try:
             if name == "single":
@@ -147,21 +138,21 @@ class Pages:
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     @contextmanager
-    def registered(self, device: Device, start: int = 0, size_bytes: int | None = None) -> Iterator[None]:
+    def registered(self, bench: ProbeBench, start: int = 0, size_bytes: int | None = None) -> Iterator[None]:
         """Pin a part of the pages (default: all) within the context. Raises RegistrationRefusedError."""
         size_bytes = self.size_bytes if size_bytes is None else size_bytes
         try:
-            register_pages(device.driver, self.address + start, size_bytes)
+            register_pages(bench.device.driver, self.address + start, size_bytes)
         except EngineError as error:
             raise RegistrationRefusedError(size_bytes, error.name) from None
         try:
             yield
         finally:
-            unregister_pages(device.driver, self.address + start)
+            unregister_pages(bench.device.driver, self.address + start)
 
 
 def spare_bytes() -> int:
-    """A quarter of the available memory, which a probe may pin without others missing it."""
+    """Return a quarter of the available memory, which a probe may pin without others missing it."""
     return Sources().available_bytes() // 4
 
 
@@ -218,7 +209,7 @@ def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
 
 
 def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) -> list[float]:
-    """The wall times of swaps, at least a hundred and as long as `goes_on`."""
+    """Return the wall times of swaps, at least a hundred and as long as `goes_on`."""
     times_us: list[float] = []
     while len(times_us) < _LEAST_SWAPS or goes_on():
         began_ns = time.perf_counter_ns()
@@ -230,7 +221,7 @@ def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) ->
 
 def _pin(bench: ProbeBench, size_bytes: int, refusals: list[RegistrationRefusedError]) -> None:
     try:
-        with Pages(size_bytes).registered(bench.device):
+        with Pages(size_bytes).registered(bench):
             pass
     except RegistrationRefusedError as refused:
         refusals.append(refused)

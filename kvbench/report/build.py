@@ -18,15 +18,8 @@ from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.installed import ENGINES_SECTION
 from kvbench.cells.units import two_digits
 from kvbench.files import or_usage_error, write_whole
-from kvbench.report.document import (
-    ANSWER,
-    DETAILS_FILE,
-    PAGE_FILE,
-    REPORT_FILE,
-    render_details,
-    render_page,
-    render_report,
-)
+from kvbench.report import document
+from kvbench.report.document import DETAILS_FILE, PAGE_FILE, REPORT_FILE, render_details, render_page, render_report
 from kvbench.report.faults import HOST_COPIES, unsteady, warnings_of, worst_faults
 from kvbench.report.model import (
     Chapter,
@@ -95,7 +88,7 @@ def _engines(view: View) -> PartOrReason:
 
 # The tables of the questions come first, each with the config that measures it; then the details.
 SECTIONS: Final = (
-    Section(ANSWER, "Answer", answer.make, of_all=True, config="quick"),
+    Section(document.ANSWER, "Answer", answer.make, of_all=True, config="quick"),
     Section("order", "Access order: STREAM against ANY", _contrast(streams.ORDER), config="order"),
     Section("models", "Models: copy by copy against batched", models.make, config="models"),
     Section("cliff", "Cliff: GB/s against block size", cliff.make, config="cliff"),
@@ -106,7 +99,12 @@ SECTIONS: Final = (
         config="threshold",
     ),
     Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
-    Section("queue", "Queue depth: a submission behind queued swaps", _contrast(streams.QUEUE_DEPTH), config="queue"),
+    Section(
+        "queue",
+        "Queue depth: a submission behind queued swaps",
+        _contrast(streams.QUEUE_DEPTH, streams.QUEUE_STREAMS),
+        config="queue",
+    ),
     Section("beside", "Beside a step: what swaps cost it", beside.make, of_all=True, config="beside"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*streams.STREAM_STATES)),

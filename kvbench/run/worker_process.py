@@ -74,11 +74,7 @@ class Supervised:
     """
 
     def __init__(
-        self,
-        what: str,
-        command: Sequence[str],
-        environment: Mapping[str, str] | None = None,
-        stop: Stop | None = None,
+        self, what: str, command: Sequence[str], environment: Mapping[str, str] | None = None, stop: Stop | None = None
     ) -> None:
         self._what = what
         self._stop = stop or Stop()

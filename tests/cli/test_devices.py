@@ -9,20 +9,8 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit, load_run
-from tests import synthetic
-from tests.command import (
-    TIMEOUT_S,
-    await_records,
-    cell_of,
-    failures,
-    kvbench_here,
-    kvbench_started,
-    records,
-    refused,
-    succeeds,
-    swept,
-    tiny,
-)
+from tests import command, synthetic
+from tests.command import cell_of, failures, kvbench_here, records, refused, succeeds, swept, tiny
 
 BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
 
@@ -72,8 +60,8 @@ def test_a_fault_on_two_devices_spares_cells_of_one(tmp_path: Path) -> None:
         assert {cell_of(record).devices for record in failures(tmp_path / "run" / name)} == {2}
         visits = [record for record in records(tmp_path / "run" / name) if isinstance(record, Visit)]
         assert {cell_of(visit).devices for visit in visits} == {1}
-        (command,) = {record.command for record in failures(tmp_path / "run" / name)}
-        assert "-a devices=2 --device cpu,cpu" in command
+        (again,) = {record.command for record in failures(tmp_path / "run" / name)}
+        assert "-a devices=2 --device cpu,cpu" in again
 
 
 @pytest.mark.parametrize(
@@ -91,13 +79,13 @@ def test_the_runs_of_several_devices_cannot_be_continued(run: Path, name: str, m
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
 def test_an_interrupt_ends_the_visits_of_all_devices(tmp_path: Path, number: signal.Signals, reason: str) -> None:
     long = ("--rounds=50", "--min-samples=100000", "--max-samples=100000", "--cell-seconds=30")
-    with kvbench_started(
+    with command.kvbench_started(
         "sweep", *two(blocks="4,8,16", direction="h2d,d2h"), *long, "--json", "--out=run", cwd=tmp_path
     ) as process:
-        await_records(process, "ceiling", 2)  # the visits come next
+        command.await_records(process, "ceiling", 2)  # the visits come next
         process.send_signal(number)
         assert process.stdout is not None
         ends = [json.loads(line) for line in process.stdout if '"finished"' in line]
-        assert process.wait(TIMEOUT_S) == 130
+        assert process.wait(command.TIMEOUT_S) == 130
     assert [end["run"] for end in ends] == ["run/cpu-0", "run/cpu-1"]
     assert {(end["status"], end["reason"]) for end in ends} == {("interrupted", reason)}

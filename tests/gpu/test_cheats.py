@@ -20,15 +20,9 @@ from kvbench.measure.samples import SetUp, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
+from tests.unit.measure import test_visit
 from tests.unit.measure.test_visit import Ahead as AheadOnHost
-from tests.unit.measure.test_visit import (
-    NotReached,
-    Recorded,
-    copies,
-    every_other_block,
-    honest,
-    stops_after_the_first_sample,
-)
+from tests.unit.measure.test_visit import NotReached, Recorded, copies, every_other_block, honest
 from tests.visits import bench_of, measure, visited
 
 pytestmark = pytest.mark.gpu
@@ -137,9 +131,8 @@ def bench(gpu: Device) -> Bench:
 
 @pytest.mark.parametrize("state", StreamState)
 @pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize(
-    "cheat", [stops_after_the_first_sample, every_other_block, on_a_stream_of_its_own, on_a_thread_of_its_own]
-)
+@pytest.mark.parametrize("cheat", [test_visit.stops_after_the_first_sample, every_other_block, on_a_stream_of_its_own,
+                                   on_a_thread_of_its_own])  # fmt: skip
 def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, state: StreamState) -> None:
     cell = Cell("cheat", direction, 512, 16_384, state, pool_bytes=1 << 30, reuse=Reuse.FRESH)
     # However late the host looks at a copy that was not in order.

@@ -19,18 +19,8 @@ from kvbench.cells.blocks import is_whole
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.units import KIB, two_digits
-from kvbench.report.model import (
-    Chart,
-    DataTable,
-    LinePlot,
-    Part,
-    PartOrReason,
-    PlotAxis,
-    PlotLine,
-    PlotPanel,
-    Strong,
-    Text,
-)
+from kvbench.report import model
+from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, is_wide, noun, with_interval
 from kvbench.report.tables import (
     Band,
@@ -360,7 +350,7 @@ def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
             why = format_cell(outcome, lambda _: "too few iterations")
             body.append([one.label, size, why, *[""] * (len(header) - 3)])
             continue
-        line: list[Text] = [Strong(one.label) if outcome in edge else one.label, size]
+        line: list[Text] = [model.Strong(one.label) if outcome in edge else one.label, size]
         line += [one.alone_gbps_text, one.gbps_text, takes_text(one.slowdown)]
         line += [*(_both(one.both_us(percent)) for percent in percents), figure(one.worst_us)]
         line += [_interval(one.lost_ms), _interval(one.thread_ms)]

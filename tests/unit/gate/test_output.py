@@ -9,17 +9,9 @@ import pytest
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
+from kvbench.gate import outputs
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Row
-from kvbench.gate.outputs import (
-    COMMENT_BYTES,
-    Destinations,
-    GateData,
-    Sheet,
-    as_json,
-    data_of,
-    page,
-    sheet_of_judgement,
-)
+from kvbench.gate.outputs import Destinations, GateData, Sheet, as_json, data_of, page, sheet_of_judgement
 from kvbench.gate.rules import RulesReport
 from kvbench.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
@@ -70,10 +62,10 @@ def test_a_page_keeps_its_size_limit_and_the_worst_rows() -> None:
     bad = [row(GateVerdict.SLOWER, name=f"bad {number} é") for number in range(5)]
     quiet = [row(GateVerdict.SAME, name=f"quiet {number}") for number in range(10_000)]
     text = page(sheet(*bad, *quiet))
-    assert len(text.encode()) <= COMMENT_BYTES
+    assert len(text.encode()) <= outputs.COMMENT_BYTES
     assert all(f"bad {number} é" in text for number in range(5))
     assert "more than fit here" in text
-    assert len(page(sheet(*[row(GateVerdict.SLOWER)] * 10_000)).encode()) <= COMMENT_BYTES
+    assert len(page(sheet(*[row(GateVerdict.SLOWER)] * 10_000)).encode()) <= outputs.COMMENT_BYTES
 
 
 def test_a_page_shows_five_lines_and_folds_every_row() -> None:
