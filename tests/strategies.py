@@ -5,18 +5,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from kvbench.cells.axes import (
-    NO_PACE,
-    AxisValue,
-    Direction,
-    ListPlace,
-    Memory,
-    Neighbour,
-    Order,
-    Priority,
-    Reuse,
-    StreamState,
-)
+from kvbench.cells.axes import AxisValue, Direction, ListPlace, Memory, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import QUEUE_AXES, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors
@@ -60,7 +49,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "list": st.sampled_from(ListPlace),
     "order": st.sampled_from(Order),
     "sms": st.integers(0, 4096),
-    "pace": st.sampled_from([NO_PACE, "85%", "12.5%", "46GB/s", "0.5GB/s"]),
+    "pace": st.sampled_from(["none", "85%", "12.5%", "46GB/s", "0.5GB/s"]),
     "descriptors_per_call": st.integers(0, 10**8),
     "overlap": st.booleans(),
     "queued": st.integers(0, 100_000),
@@ -77,6 +66,7 @@ AXIS_VALUES: dict[str, st.SearchStrategy[AxisValue]] = {
     "opposite": st.booleans(),
     "sequence": st.sampled_from(["whole", "layers-4", "layers-1024", "at-once-32"]),
     "devices": st.integers(1, 64),
+    "ranks": st.integers(1, 64),
 }
 cells = st.builds(
     Cell,

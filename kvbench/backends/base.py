@@ -109,9 +109,7 @@ class Backend(Protocol):
         """One line for `kvbench list backends`."""
 
     def axes(self, device: DeviceFacts, /) -> frozenset[str]:
-        """The optional axes that this backend supports on `device`; none, unless it says so."""
-        del device
-        return frozenset()
+        """The optional axes that this backend supports on `device`."""
 
     def unavailable(self, device: DeviceFacts, /) -> str | None:
         """Why it cannot run on `device`, or None if it can; the default can run everywhere."""

@@ -82,6 +82,7 @@ class Cell:
     opposite: bool = False
     sequence: str = "whole"
     devices: int = 1
+    ranks: int = 1
 
     @property
     def swap_bytes(self) -> int:
@@ -254,6 +255,7 @@ _HELP: Final = {
     "sequence": "whole: one swap; layers-L: a swap for each of L layers, back to back; at-once-L: one swap, for which "
     "all L layers of a step wait; L is the model's own if left out; trace: set by --trace",
     "devices": "devices of one host that swap at once, each its own blocks (set by --device cuda:all)",
+    "ranks": "GPUs whose decode steps wait for each other, by two all-reduces a layer, while all of them swap",
 }
 AXES: Final = _axes(
     backend=Axis("per_block,batched", backend_name, role=Role.SERIES),
@@ -319,6 +321,7 @@ AXES: Final = _axes(
     opposite=Axis("off,on", on_off, switch, role=Role.BESIDE, unused=False),
     sequence=Axis("whole,layers-32,at-once-32", by_layers, role=Role.BESIDE, unused="whole"),
     devices=Axis("1,2", whole(1, 64), role=Role.BESIDE, ranged=True, unused=1, expert=True),
+    ranks=Axis("1,2", whole(1, 64), role=Role.BESIDE, ranged=True, unused=1, expert=True),
 )
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -89,9 +90,10 @@ class Asked(msgspec.Struct, frozen=True):
                     "add --beside decode or --beside prefill"
                 )
             limits = {situations[0]: fraction_of("--max-slowdown", self.max_slowdown)}
+        size = _size_of(self.block_size) if self.block_size else None
         usual = swaps[0].block_bytes if swaps else Question().block_bytes
         return Question(
-            block_bytes=_size_of(self.block_size) if self.block_size else usual,
+            block_bytes=size or usual,
             need_gbps=None if self.need is None else _gbps_of(self.need),
             thread_counts=not own_thread,
             limits=limits,
@@ -195,7 +197,8 @@ def show(
         print_answer(advice_of(loaded, question, may, output), remarks_on(loaded), output)
 
 
-class Output(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Output:
     """How an answer is printed, and the file of its policy."""
 
     policy: Path | None = None

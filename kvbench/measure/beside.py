@@ -138,9 +138,9 @@ class Turns:
     def _both(self, record: Beside) -> list[FlowSample]:
         """Swap until enough iterations are whole, and the one that ran when they were: a long one is not cut off."""
         flow, neighbour, turn = self.flow, self.neighbour, Turn()
-        first = neighbour.completed()
+        first = neighbour.begin(BOTH_SHARE * self.seconds, self.iterations)
         flow.run(turn, BOTH_SHARE * self.seconds)
-        wanted = max(neighbour.completed() + 1, first + 1 + self.iterations)
+        wanted = neighbour.end_of(first, self.iterations)
         until_s = time.monotonic() + max(LONGEST_S, LONGEST_SLOWDOWN * self.iterations * neighbour.usual_us / 1e6)
         while (last := neighbour.completed()) < wanted:
             flow.run(turn, STEP_S)

@@ -1,5 +1,9 @@
-"""The neighbour of the swaps: work on streams and in memory of its own, kept running by a thread of its own."""
+"""The neighbour of the swaps: work on streams and in memory of its own, kept running by a thread of its own; and where
+devices meet whose neighbours wait for each other.
+"""
 
+import math
+import sys
 import threading
 import time
 from collections import deque
@@ -8,11 +12,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import ClassVar, Final, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, Event, MemoryKind, Stream
 from kvbench.errors import KvbenchError
 from kvbench.models.steps import BATCH, USUAL, StepSizes
+from kvbench.run.protocol import START_ROWS, Start
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.
@@ -30,8 +38,44 @@ IDLE_LAYER_US: Final = 100
 IDS_BYTES, TABLE_BYTES, SAMPLED_BYTES = 16, 512, 8
 
 
+# Maximum seconds that a device waits for the others.
+MEETING_S: Final = 20
+
+
 class NeighbourError(KvbenchError):
     """The neighbour died; the message says why."""
+
+
+class Meeting:
+    """One device of a joint visit, in the file of its `start`: a column for each device.
+
+    Its first row has the visit that a device is ready for. In the other two, which take turns, it gives a number at
+    each further meeting, above them how many it has come to: a device that is a meeting ahead overwrites none that
+    another has still to read.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.place, self.visit = start.place, start.number
+        rows = np.memmap(start.path, np.int64, "r+").reshape(START_ROWS, -1)
+        self._ready, self._given, self._met = rows[0], rows[1:], 0
+        self._given[:, self.place] = 0  # before the visit begins: no device reads a number of an earlier one
+
+    def begin(self) -> None:
+        """Wait until every device is ready for the same visit; raises KvbenchError after MEETING_S seconds."""
+        self._wait(self._ready, self.visit, self.visit)
+
+    def exchange(self, number: int = 0) -> list[int]:
+        """Give a number from 0 to 2^31 and return those of all devices, in their order; raises as `begin`."""
+        self._met += 1
+        row, least = self._given[self._met % 2], self._met << 32
+        self._wait(row, least, least + number)
+        return [int(given) % (1 << 32) for given in row]
+
+    def _wait(self, row: NDArray[np.int64], least: int, own: int) -> None:
+        row[self.place], until_s = own, time.monotonic() + MEETING_S
+        while (row < least).any():  # without a pause, whose end would come late by up to a tick of the scheduler
+            if time.monotonic() > until_s:
+                raise KvbenchError(f"another device was not ready within {MEETING_S} s")
 
 
 class NeighbourWork(Protocol):
@@ -53,8 +97,7 @@ class IdleWork(NeighbourWork):
     def __init__(self, device: Device, stream: Stream) -> None:
         self._driver, self._handle = device.driver, stream.handle
 
-    def submit(self, computed: Event) -> None:
-        del computed
+    def submit(self, _computed: Event) -> None:
         self._driver.delay(IDLE_US * 1000, self._handle)
 
 
@@ -69,8 +112,7 @@ class PrefillWork(NeighbourWork):
     def thread(self) -> AbstractContextManager[object]:
         return self._work.thread()
 
-    def submit(self, computed: Event) -> None:
-        del computed
+    def submit(self, _computed: Event) -> None:
         self._work.submit()
 
 
@@ -83,11 +125,11 @@ class DecodeWork(NeighbourWork):
 
     reads_back = True
 
-    def __init__(self, device: Device, copies: Stream, model: StepSizes) -> None:
+    def __init__(self, device: Device, copies: Stream, model: StepSizes, meeting: Meeting | None = None) -> None:
         from kvbench.measure.torch_work import TorchWork
 
         self._driver, self._copies, self._step = device.driver, copies, Stream(device.driver)
-        self._work = TorchWork(Neighbour.DECODE, ordinal_of(device), self._step.handle, model=model)
+        self._work = TorchWork(Neighbour.DECODE, ordinal_of(device), self._step.handle, model=model, meeting=meeting)
         self._arrived, self._stepped = Event(device.driver), Event(device.driver)
         self._inputs = [self._buffers(BATCH * size_bytes) for size_bytes in (IDS_BYTES, TABLE_BYTES)]
         self._sampled = self._buffers(BATCH * SAMPLED_BYTES)
@@ -136,6 +178,7 @@ class RunningNeighbour:
         self._closing = False
         self._error: Exception | None = None
         self._ahead, self.usual_us = LEAST_AHEAD, 0.0
+        self._most = sys.maxsize  # iterations that are submitted while it is wanted
         self._flying: deque[Iteration] = deque()
         self._free: list[Iteration] = []
         self._last = self._iteration()
@@ -159,8 +202,7 @@ class RunningNeighbour:
             yield
         finally:
             self._wanted.clear()
-            while not self._parked.wait(1.0) and self._thread.is_alive():
-                pass
+            self._parked.wait()
         self.completed()
 
     def run_for(self, seconds: float, iterations: int) -> tuple[int, int]:
@@ -168,10 +210,10 @@ class RunningNeighbour:
 
         The iteration that runs when both have passed is whole too. Raises NeighbourError.
         """
-        first, until_s = self.completed(), time.perf_counter() + seconds
+        first, until_s = self.begin(seconds, iterations), time.perf_counter() + seconds
         while self.completed() < first + iterations or time.perf_counter() < until_s:
             time.sleep(NAP_S)
-        wanted = self.completed() + 1
+        wanted = self.end_of(first, iterations)
         while (last := self.completed()) < wanted:
             time.sleep(NAP_S)
         return first, last
@@ -183,6 +225,16 @@ class RunningNeighbour:
                 raise NeighbourError(f"the neighbour died: {type(self._error).__name__}: {self._error}")
             self._reap()
             return len(self._times_us)
+
+    def begin(self, _seconds: float, _iterations: int) -> int:
+        """Return `completed` at the beginning of a turn, which lasts for a time and a number of iterations at least."""
+        return self.completed()
+
+    def end_of(self, first: int, iterations: int) -> int:
+        """Return what `completed` is when a turn that began at `first` has enough whole iterations: with the one that
+        runs now, for a long one is not cut off.
+        """
+        return max(self.completed() + 1, first + 1 + iterations)
 
     def times_us(self, first: int, last: int) -> list[float]:
         """Return the times of the iterations that began and ended between two results of `completed`."""
@@ -206,6 +258,8 @@ class RunningNeighbour:
                     submitted = 0
                     while self._wanted.is_set() and not self._closing:
                         submitted += self._supply(submitted)
+                        if submitted == self._most:
+                            self._wanted.clear()
                     self._drain()
         except Exception as error:  # any error costs its cell, not the sweep
             with self._lock:
@@ -262,6 +316,35 @@ class RunningNeighbour:
                 self._readbacks_us.append(ended.end.us_since(ended.computed))
             self._free.append(self._last)
             self._last = ended
+
+
+class JoinedNeighbour(RunningNeighbour):
+    """A decode step that waits for those of other devices: in each turn, all submit the same number.
+
+    Devices meet before a turn, at the `meeting` of their visit. Nothing runs between turns; the first iteration of a
+    turn, which waits for the others to begin, is not one of its whole ones.
+    """
+
+    def __init__(self, device: Device, model: StepSizes, meeting: Meeting) -> None:
+        """Raises NeighbourError, EngineError."""
+        self.meeting, stream = meeting, Stream(device.driver)
+        super().__init__(device, stream, DecodeWork(device, stream, model, meeting))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        yield
+
+    def begin(self, seconds: float, iterations: int) -> int:
+        needed = max(iterations, math.ceil(seconds * 1e6 / self.usual_us))
+        first = self.completed()
+        self._most = 1 + max(self.meeting.exchange(needed))
+        self._parked.wait()
+        self._parked.clear()
+        self._wanted.set()
+        return first
+
+    def end_of(self, first: int, _iterations: int) -> int:
+        return first + self._most
 
 
 def open_neighbour(device: Device, kind: Neighbour, model: StepSizes = USUAL) -> RunningNeighbour:

@@ -139,7 +139,8 @@ class BesideNeighbour(Sampler):
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        self._neighbour = self.bench.neighbour(self.cell.neighbour)
+        several = self.cell.ranks > 1
+        self._neighbour = self.bench.joined_step() if several else self.bench.neighbour(self.cell.neighbour)
         yield
 
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
@@ -164,8 +165,7 @@ class BothWays(Sampler):
         self._other = Workload(pools, back, lay_out(back, most_sets(back), rng), rng)
         self._back = create_swap(backend, bench.request(back, self._other.memories[0]))
 
-    def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
-        del take
+    def _collect(self, _take: TakeOne, sampling: Sampling) -> Taken:
         device = self.bench.device
         here = OneWay(device, self.bench.stream, self.workload, self.cell, self.prepared)
         there = OneWay(device, self._stream, self._other, self.cell, self._back)

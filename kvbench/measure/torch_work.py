@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import LAYERS_OF_70B
+from kvbench.measure.neighbour import Meeting
 from kvbench.models.steps import BATCH, CONTEXT, OF_70B, USUAL, StepSizes
 
 WARMUPS: Final = 3
@@ -23,10 +24,14 @@ class TorchWork:
 
     An iteration is a decode step of `BATCH` sequences, or one layer of a prefill of one sequence: layer by layer, the
     launches of a prefill would leave gaps that swaps fill. Both are of `model`. With `layers`, it is a decode step of
-    that number of layers. `parts` are its graphs: of a layer each with `layers`, else one.
+    that number of layers. `parts` are its graphs: of a layer each with `layers`, else one. A decode step with a
+    `meeting` is one of its ranks.
     """
 
-    def __init__(self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0, model: StepSizes = USUAL) -> None:
+    def __init__(
+        self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0, model: StepSizes = USUAL,
+        meeting: Meeting | None = None,
+    ) -> None:  # fmt: skip
         import torch
         import torch.nn.attention
 
@@ -38,7 +43,8 @@ class TorchWork:
             if layers:
                 self.parts = _captured_layers(layers, torch, device)
             elif kind == Neighbour.DECODE:
-                self.parts = [_captured(torch, device, decode_step(torch, device, model))]
+                add_up = None if meeting is None else join(torch.distributed, meeting, device)
+                self.parts = [_captured(torch, device, decode_step(torch, device, model, add_up=add_up))]
             else:
                 self.parts = [_captured(torch, device, prefill_layer(torch, device, model, kind.tokens))]
             for _ in range(WARMUPS):
@@ -65,6 +71,26 @@ class CapturedStep:
 
     def __call__(self) -> None:
         self.graph.replay()
+
+
+def join(distributed: Any, meeting: Meeting, device: Any, backend: str = "nccl") -> Layer:
+    """Join the ranks of a visit; return what replaces a tensor by the sum of those of all ranks, on the stream.
+
+    The group of before, of which a worker has ended, is given up.
+    """
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+    here, rank = "127.0.0.1", meeting.place
+    store = None if rank else distributed.TCPStore(here, 0, is_master=True, wait_for_workers=False)
+    ports = meeting.exchange(store.port if store else 0)
+    store = store or distributed.TCPStore(here, ports[0])
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=len(ports), device_id=device)
+
+    def add_up(hidden: Any) -> Any:
+        distributed.all_reduce(hidden)
+        return hidden
+
+    return add_up
 
 
 def step_model(count: int) -> StepSizes:
@@ -100,9 +126,14 @@ def _captured(torch: Any, device: Any, work: Iterate) -> CapturedStep:
     return CapturedStep(graph, work)
 
 
-def decode_step(torch: Any, device: Any, model: StepSizes, batch: int = BATCH, context: int = CONTEXT) -> Iterate:
-    """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width)."""
-    entered, layers = step_layers(torch, device, model, batch=batch, context=context)
+def decode_step(
+    torch: Any, device: Any, model: StepSizes, batch: int = BATCH, context: int = CONTEXT, add_up: Layer | None = None
+) -> Iterate:
+    """Return a function that runs one decode step through every layer; it returns hidden states of (batch, width).
+
+    `add_up` makes the sum over all ranks of what attention and what the MLP of a layer add to the hidden states.
+    """
+    entered, layers = step_layers(torch, device, model, batch=batch, context=context, add_up=add_up)
     return lambda: reduce(lambda hidden, layer: layer(hidden), layers, entered)
 
 
@@ -115,15 +146,16 @@ def prefill_layer(torch: Any, device: Any, model: StepSizes, tokens: int) -> Ite
 
 
 def step_layers(
-    torch: Any, device: Any, model: StepSizes, *, batch: int = BATCH, tokens: int = 1, context: int = CONTEXT
-) -> tuple[Any, list[Layer]]:
+    torch: Any, device: Any, model: StepSizes, *, batch: int = BATCH, tokens: int = 1, context: int = CONTEXT,
+    add_up: Layer | None = None,
+) -> tuple[Any, list[Layer]]:  # fmt: skip
     """Return the hidden states that enter a step of `batch` sequences, of shape (batch x tokens, width), and a function
     for each layer.
 
     With one token, each sequence decodes: it attends to a cache of `context` tokens, where heads that share a KV head
     are queries of the same attention. With more, each prefills: its tokens attend to those before them.
     """
-    functional, attention = torch.nn.functional, torch.nn.attention
+    functional, attention, combined = torch.nn.functional, torch.nn.attention, add_up or (lambda part: part)
     width, mlp_width = model.width, model.mlp_width
     heads, kv_heads, head_dim = model.heads, model.kv_heads, model.head_dim
     sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
@@ -164,8 +196,8 @@ def step_layers(
         states = (functional.rms_norm(hidden, (width,)) @ project).split(sizes, dim=1)
         with attention.sdpa_kernel(kinds):
             seen = (decode if tokens == 1 else prefill)(cache, *states)
-        hidden = hidden + seen.reshape(batch * tokens, sizes[0]) @ out
+        hidden = hidden + combined(seen.reshape(batch * tokens, sizes[0]) @ out)
         gate, lifted = (functional.rms_norm(hidden, (width,)) @ up).chunk(2, dim=1)
-        return hidden + (functional.silu(gate) * lifted) @ down
+        return hidden + combined((functional.silu(gate) * lifted) @ down)
 
     return random(batch * tokens, width), [partial(layer, tensors) for tensors in owned]

@@ -7,14 +7,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from types import CodeType
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from kvbench.backends.base import backend_named, facts_of, is_own
 from kvbench.cells.axes import NO_PACE, Direction, Memory, Priority
@@ -40,6 +38,7 @@ from kvbench.machine.placement import far_pages, stay_near
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.layout import Layout
+from kvbench.measure.neighbour import Meeting
 from kvbench.measure.replay import Placed, place, set_up_replay
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
 from kvbench.measure.samples import Arms, SetUp, lay_out_arms, set_up
@@ -55,8 +54,6 @@ from kvbench.sweep.swap_file import chunk, selected
 DELAYS_US: Final = (0, 2, 200)
 # Descriptors, in all sets of blocks, of cells that stay set up: about 300 MB.
 MOST_KEPT: Final = 1 << 24
-# Maximum seconds that a device waits for the others before a joint visit.
-START_DEADLINE_S: Final = 20
 # The code that shapes a measurement; outside of the wings: lengths of chains, defaults of sampling, the environment of
 # workers, repeats of visits.
 _WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
@@ -96,10 +93,8 @@ class Worker:
                     return self._measure_control(request)
                 case protocol.MeasureCells():
                     return self._measure_cells(request)
-        except KvbenchError as error:
-            return protocol.Refused(message=str(error), usage=True)
-        except EngineError as error:
-            return protocol.Refused(message=str(error), usage=False)
+        except (KvbenchError, EngineError) as error:
+            return protocol.Refused(message=str(error), usage=isinstance(error, KvbenchError))
 
     def _open(self, request: protocol.Open) -> protocol.Opened:
         self._faults = parse_faults(request.fault)
@@ -158,9 +153,8 @@ class Worker:
             except EngineError as error:
                 times.append(f"{memory} refused ({error})")
                 continue
-            after = ""
-            if memory != Memory.ALLOCATED:
-                after = " to populate" + (f" and {pool.register_s:.3g} s to register" if pool.register_s else "")
+            registered = f" and {pool.register_s:.3g} s to register" if pool.register_s else ""
+            after = "" if memory == Memory.ALLOCATED else f" to populate{registered}"
             times.append(f"{memory} {pool.buffer.populate_s:.3g} s{after}")
             far += far_pages(pool.buffer.address, pools.pool_bytes, self._node)
         return [f"host pools of {rough_size(pools.pool_bytes)}: {', '.join(times)}", *far]
@@ -199,6 +193,7 @@ class Worker:
         began, start_ns, ready = int(time.time()), time.monotonic_ns(), list[SetUp]()
         arms = None
         try:
+            self._meeting = meeting = None if request.start is None else Meeting(request.start)
             with self._bench.threads.ours() if all(is_own(cell.backend) for cell in cells) else nullcontext():
                 arms_layouts = self._lay_out(cells, request)
                 for cell, layouts in zip(cells, arms_layouts, strict=True):
@@ -206,8 +201,7 @@ class Worker:
                 for one in ready:
                     one.workload.siblings = [other.workload for other in ready if other is not one]
                 arms = Arms(self._device, ready, [self._faults.for_cell(cell) for cell in cells])
-                begin = None if request.start is None else partial(_wait_for_others, request.start)
-                made = visit(self._bench, arms, request, begin)
+                made = visit(self._bench, arms, request, None if meeting is None else meeting.begin)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return protocol.MeasuredCells(records=[_failure(request, len(ready) if arms is None else arms.at, error)])
         end_ns = time.monotonic_ns()
@@ -251,9 +245,8 @@ class Worker:
         backend = backend_named(cell.backend)
         assert backend is not None  # the plan has only described backends
         in_turn, seed = request.in_turn is not None, _seed(request, cell)
-        ready = set_up(
-            self._bench_of(cell), backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts
-        )
+        bench = replace(self._bench_of(cell), meeting=self._meeting)
+        ready = set_up(bench, backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts)
         if in_turn:
             self._kept[cell] = ready
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:
@@ -295,28 +288,15 @@ def _seed(request: protocol.MeasureCells, cell: Cell) -> int:
     return int.from_bytes(hashlib.blake2s(text.encode(), digest_size=8).digest())
 
 
-def _wait_for_others(start: protocol.Start) -> None:
-    """Wait until every device is ready for the same visit; raises KvbenchError after START_DEADLINE_S seconds."""
-    ready = np.memmap(start.path, dtype=np.int64, mode="r+")
-    ready[start.place] = start.number
-    until_s = time.monotonic() + START_DEADLINE_S
-    while (ready < start.number).any():  # without a pause, whose end would come late by up to a tick of the scheduler
-        if time.monotonic() > until_s:
-            raise KvbenchError(f"another device was not ready within {START_DEADLINE_S} s")
-
-
-def _rounded(value: Any) -> Any:
+def _rounded(answer: Any) -> Any:
     """Return an answer with every time in it rounded to nanoseconds."""
-    match value:
-        case float():
-            return round(value, 3)
-        case list():
-            return [_rounded(one) for one in value]
-        case msgspec.Struct():
-            return msgspec.structs.replace(
-                value, **{name: _rounded(getattr(value, name)) for name in value.__struct_fields__}
-            )
-    return value
+    if isinstance(answer, float):
+        return round(answer, 3)
+    if isinstance(answer, list):
+        return list(map(_rounded, answer))
+    if isinstance(answer, msgspec.Struct):
+        return type(answer)(**{name: _rounded(value) for name, value in msgspec.structs.asdict(answer).items()})
+    return answer
 
 
 def _failure(request: protocol.MeasureCells, at: int, error: Exception) -> Failure:

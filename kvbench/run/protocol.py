@@ -100,10 +100,14 @@ class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     cpu: int | None = None
 
 
-class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A file in which workers synchronize their start: one 64-bit number per worker, the visit that it is ready for.
+# Rows of the file of a `Start`: the visit that a worker is ready for, and what it gives at meetings within one.
+START_ROWS: Final = 3
 
-    `place` is this worker's index in the file, `number` that of the visit; later visits have higher numbers.
+
+class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A file in which workers meet: START_ROWS rows of one 64-bit number per worker, 0 at first.
+
+    `place` is this worker's index in a row, `number` that of the visit; later visits have higher numbers.
     """
 
     path: str

@@ -17,7 +17,7 @@ from kvbench.errors import UsageError
 from kvbench.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Progress, SweepEnd
-from kvbench.run.protocol import MeasureCells, Opened, Request, Start
+from kvbench.run.protocol import START_ROWS, MeasureCells, Opened, Request, Start
 from kvbench.run.runner import fitting, planned, run_info
 from kvbench.run.worker_process import Kind, NotAskedError, Stop, WorkerSlot
 from kvbench.sweep.plan import Plan, asked_for, visits
@@ -199,7 +199,7 @@ def _start_file(path: Path, devices: int) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):
             raise UsageError(f"{path} is not empty; choose another folder")
-        file.write_bytes(bytes(8 * devices))
+        file.write_bytes(bytes(8 * START_ROWS * devices))
     try:
         yield
     finally:

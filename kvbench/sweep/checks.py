@@ -97,22 +97,31 @@ def _without_neighbour(cell: Cell, context: Context) -> str | None:
 
 
 def _without_opposite(cell: Cell, _: Context) -> str | None:
-    if not cell.opposite:
-        return None
     alone = cell.neighbour == Neighbour.NONE and cell.devices == 1 and not cell.pause_us
     whole = cell.sequence == "whole" and cell.list_place is ListPlace.HOST
-    if cell.stream_state is StreamState.IDLE and alone and whole:
+    if not cell.opposite or (cell.stream_state is StreamState.IDLE and alone and whole):
         return None
-    return (
-        "swaps of both directions at once (opposite=on) are whole, on an idle stream, without a neighbour and a pause, "
-        "on one device"
-    )
+    where = "on an idle stream, without a neighbour and a pause, on one device"
+    return f"swaps of both directions at once (opposite=on) are whole, {where}"
 
 
 def _without_devices(cell: Cell, context: Context) -> str | None:
     if cell.devices in (1, len(context.spec.devices)):
         return None
     return f"devices={cell.devices} requires --device to name {cell.devices} devices"
+
+
+def _without_ranks(cell: Cell, context: Context) -> str | None:
+    if cell.ranks == 1:
+        return None
+    if cell.neighbour != Neighbour.DECODE or cell.layers:
+        return f"ranks={cell.ranks} joins decode steps: it requires neighbour=decode, without layers that wait"
+    gpus = len(context.spec.devices) if context.device.kind == "cuda" else 0
+    if gpus != cell.ranks:
+        has = f"this sweep has {gpus or 'none'}"
+        return f"ranks={cell.ranks} requires {cell.ranks} GPUs that swap at once (--device cuda:all); {has}"
+    all_swap = cell.devices == cell.ranks
+    return None if all_swap else f"the steps of ranks={cell.ranks} run while all their GPUs swap (devices={cell.ranks})"
 
 
 def _without_room(cell: Cell, context: Context) -> str | None:
@@ -192,6 +201,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
     _queued_on_no_busy_stream,
     _without_priority,
     _without_gather,
+    _without_ranks,
     _without_neighbour,
     _without_opposite,
     _without_devices,

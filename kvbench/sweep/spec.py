@@ -88,7 +88,7 @@ Group = Mapping[str, tuple[str, ...]]
 # Axes that a trace decides; its swaps are replayed one at a time on an idle stream.
 OF_TRACE: Final = (
     "blocks", "block_size", "pattern", "host_pattern", "device_pattern", "sizes", "sequence", "stream_state", "reuse",
-    "neighbour", "opposite", "queued", "streams", "pause", "devices",
+    "neighbour", "opposite", "queued", "streams", "pause", "devices", "ranks",
 )  # fmt: skip
 # Axes whose values can be measured in turn, sample by sample; `backend` with all that a backend is chosen with.
 IN_TURN: Final = ("order", "sms", "overlap", "backend")

@@ -3,7 +3,8 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, product
+from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -14,7 +15,7 @@ from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
+from kvbench.models.geometry import LayerGroup, ModelSwap, model_swap
 from kvbench.results import Run
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.candidates import Measured
@@ -96,7 +97,8 @@ def token_lines(runs: Sequence[Run], keep: Callable[[Choice], bool], question: Q
                     yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
 
 
-class _GroupCurve(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _GroupCurve:
     """What the swaps of a group of layers take: the bytes of the group by tokens, and measured times by bytes."""
 
     bytes_at: Floats  # at the tokens of `_TOKENS`
@@ -202,7 +204,8 @@ def _most_tokens(swaps: Sequence[ModelSwap]) -> list[list[ModelSwap]]:
     return [*{(name, tp): groups for (name, tp, _), groups in by_tokens}.values()]
 
 
-class Load(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Load:
     """The swap of a model in one direction and stream state, at the GB/s of the choice for the `nearest` shape."""
 
     swap: ModelSwap
@@ -283,18 +286,19 @@ def _totals(swaps: Sequence[ModelSwap], loads: Sequence[Load]) -> Iterator[Total
     for groups in _by_model(swaps).values():
         if len(groups) > 1:
             times_us: dict[SwapKind, float] = {}
-            for load in (load for load in loads if load.swap in groups):
-                times_us[load.kind] = times_us.get(load.kind, 0) + load.us
+            for load in loads:
+                if load.swap in groups:
+                    times_us[load.kind] = times_us.get(load.kind, 0) + load.us
             yield groups[0], len(groups), times_us
 
 
-class ModelAnswers(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ModelAnswers:
     """What the swaps of models take: in each direction and stream state, of all groups of layers together, and over
     tokens; the gigabytes of a prompt of `PROMPT_TOKENS` tokens of each model; and the answer for `stores` beside decode
     steps.
     """
 
-    models: Sequence[Model]
     swaps: Sequence[ModelSwap]
     loads: Sequence[Load]
     totals: Sequence[Total]
@@ -307,15 +311,15 @@ def answer_models(
     runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool], rule: Rule, answers: Sequence[Answer]
 ) -> ModelAnswers:
     """Answer for the swaps of models that a question names, by the rule for swaps alone."""
-    swaps = question.swaps
-    loads = [*chain.from_iterable(_loads(rule, swap) for swap in swaps)]
+    loads = [load for swap in question.swaps for load in _loads(rule, swap)]
     beside_decode = (Direction.D2H, Situation.DECODE)
     stores = (answer for answer in answers if (answer.direction, answer.situation) == beside_decode)
     prompts = [
-        (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9) for groups in _most_tokens(swaps)
+        (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9)
+        for groups in _most_tokens(question.swaps)
     ]
-    totals, lines = [*_totals(swaps, loads)], [*token_lines(runs, keep, question)]
-    return ModelAnswers(models_of(swaps), swaps, loads, totals, lines, prompts, next(stores, None))
+    lines = [*token_lines(runs, keep, question)]
+    return ModelAnswers(question.swaps, loads, [*_totals(question.swaps, loads)], lines, prompts, next(stores, None))
 
 
 class GatherWait(NamedTuple):

@@ -183,7 +183,8 @@ class Arm:
 MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
 
 
-class Evidence(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Evidence:
     """What the answers for blocks of any size rest on: the rule for swaps alone, or why there is none (`no_rule`), and
     what was measured `beside` steps, of shuffled blocks and of others. On the device cpu no step runs beside swaps.
     """
@@ -372,7 +373,8 @@ def _slowed(method: Method) -> float:
     return method.slowdown[0] - 1
 
 
-class _Contest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Contest:
     """Methods beside a step, compared by what each GB takes of the step, and of the thread if that counts."""
 
     arms: Mapping[Choice, Arm]

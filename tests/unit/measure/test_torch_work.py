@@ -2,6 +2,7 @@
 
 import inspect
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -21,6 +22,15 @@ def test_a_decode_step_gives_a_finite_state_a_sequence_and_the_same_every_time()
     assert torch.isfinite(first).all()
     assert torch.equal(first, second)
     assert first.std() > 0.5
+
+
+def test_a_rank_of_a_decode_step_adds_up_its_hidden_states_twice_a_layer() -> None:
+    torch: Any = pytest.importorskip("torch")
+    add_up = mock.Mock(side_effect=lambda part: part.zero_())
+    with torch.inference_mode():
+        step: Any = decode_step(torch, "cpu", MODEL, batch=3, context=10, add_up=add_up)
+        assert torch.equal(step(), inspect.getclosurevars(step).nonlocals["entered"])
+    assert [call.args[0].shape for call in add_up.mock_calls] == [(3, MODEL.width)] * 2 * MODEL.layers
 
 
 def test_a_prefill_attends_to_the_tokens_before_and_to_no_later_one() -> None:

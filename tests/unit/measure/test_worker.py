@@ -1,14 +1,11 @@
 """What a worker keeps between requests: pools, and cells that are visited in turn."""
 
-import itertools
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 from msgspec import structs
 
@@ -108,7 +105,7 @@ def test_an_answer_has_a_record_of_each_arm_and_when_they_were_made(
 ) -> None:
     worker, _ = worker_of(fault="corrupt@descriptor=2 when backend=batched")
     monkeypatch.setattr(module, "visit", visits := mock.Mock(side_effect=lambda *_: [*map(made, cells)]))
-    monkeypatch.setattr(module, "_wait_for_others", waits := mock.Mock())
+    monkeypatch.setattr(module, "Meeting", meetings := mock.Mock())
     monkeypatch.setattr(module, "is_own", lambda name: name != "batched")
     monkeypatch.setattr(worker._bench.threads, "ours", ours := mock.MagicMock())
 
@@ -134,8 +131,8 @@ def test_an_answer_has_a_record_of_each_arm_and_when_they_were_made(
         blocks.append([layout.source_rows.tolist() for one in workloads for layout in one._layouts])
         assert len({row for rows in blocks[-1] for row in rows}) == sum(map(len, blocks[-1]))
         if begin is not None:
-            begin()
-            waits.assert_called_with(start)
+            meetings.assert_called_with(start)
+            assert begin == meetings.return_value.begin
     assert blocks[0] == blocks[1] != blocks[2]
     assert (ours.called, worker._kept) == (cells == ARMS[::2], {})
 
@@ -159,27 +156,6 @@ def test_a_failure_is_of_the_arm_whose_turn_it_was(
     kind: Any = "mismatch" if isinstance(error, VerificationError) else "error"
     failure = Failure(cell_text=ARMS[1].as_strings(), round=3, kind=kind, message=message, command="")
     assert answer == protocol.MeasuredCells(records=[failure])
-
-
-@pytest.mark.parametrize("late", [0, 4, 5])
-def test_a_visit_begins_when_every_device_is_ready_for_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, late: int
-) -> None:
-    """The clock goes on by 5 s each time it is read: once before the wait, and while a device is not ready."""
-    ready = np.memmap(tmp_path / "ready", np.int64, "w+", shape=3)
-    ready[:] = (6 if late == 0 else 5, 0, 7)
-    reads = itertools.count()
-
-    def monotonic() -> int:
-        read = next(reads)
-        if read == late:
-            ready[0] = 6
-        return 5 * read
-
-    monkeypatch.setattr(module, "time", mock.Mock(monotonic=monotonic))
-    with pytest.raises(KvbenchError, match="within 20 s") if late == 5 else nullcontext():
-        module._wait_for_others(protocol.Start(path=str(tmp_path / "ready"), place=1, number=6))
-    assert (ready.tolist()[1], next(reads)) == (6, late + 1)
 
 
 def test_swaps_of_a_priority_have_a_stream_of_it() -> None:

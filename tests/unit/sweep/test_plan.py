@@ -134,13 +134,8 @@ def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine
 
 
 def test_a_priority_is_one_of_the_measured_stream_of_a_gpu() -> None:
-    asked = {
-        "backend": "batched",
-        "direction": "d2h",
-        "blocks": "16",
-        "stream_state": "busy",
-        "priority": "none,low,high",
-    }
+    asked = {"backend": "batched", "direction": "d2h", "blocks": "16", "stream_state": "busy"}
+    asked["priority"] = "none,low,high"
     assert [cell.priority for cell in plan_of(**asked).cells] == [*Priority]
     assert reasons(plan_of(**asked, streams="8")) == ["swaps on several streams have no priority"] * 2
     on_cpu = plan_of(CPU, CPU_BACKENDS, **asked)
@@ -161,33 +156,17 @@ def test_a_pace_is_for_the_copy_kernel_and_no_gather() -> None:
 
 
 def test_axes_that_are_not_named_have_their_defaults() -> None:
-    assert plan_of(backend="batched").cells == tuple(
-        Cell(
-            backend="batched",
-            direction=direction,
-            blocks=256,
-            block_bytes=16_384,
-            stream_state=StreamState.IDLE,
-            pattern=Pattern("shuffled"),
-            memory=Memory.ALLOCATED,
-            order=order,
-            descriptors_per_call=0,
-            overlap=False,
-            pool_bytes=16 * GIB,
-            reuse=Reuse.FRESH,
-        )
-        for direction, order in ((Direction.H2D, Order.ANY), (Direction.D2H, Order.STREAM))
-    )
+    loads = Cell(
+        "batched", Direction.H2D, 256, 16_384, StreamState.IDLE, Pattern("shuffled"), memory=Memory.ALLOCATED,
+        order=Order.ANY, descriptors_per_call=0, overlap=False, pool_bytes=16 * GIB, reuse=Reuse.FRESH,
+    )  # fmt: skip
+    stores = replace(loads, direction=Direction.D2H, order=Order.STREAM)
+    assert plan_of(backend="batched").cells == (loads, stores)
 
 
 def test_auto_is_planned_with_a_policy_or_on_request() -> None:
-    table = Table(
-        direction=Direction.H2D,
-        stream_state=StreamState.IDLE,
-        block_bytes=(4096,),
-        blocks=(16,),
-        choices=(("batched",),),
-    )
+    kind = {"direction": Direction.H2D, "stream_state": StreamState.IDLE}
+    table = Table(**kind, block_bytes=(4096,), blocks=(16,), choices=(("batched",),))
     spec = SweepSpec(name="x", policy=Policy(device=H200.title, tables=(table,))).with_axes({"direction": "h2d"})
     assert [cell.backend for cell in expand(spec, H200, H200_BACKENDS).cells] == [facts.name for facts in H200_BACKENDS]
     assert {cell.backend for cell in plan_of(backend="auto").cells} == {AUTO}
@@ -230,10 +209,8 @@ def test_only_swaps_on_a_busy_stream_are_queued() -> None:
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        UsageError,
-        match=r"^unknown backend \"other\"; use one of auto, per_block, batched, primed, merged, sm, triton$",
-    ):
+    known = "auto, per_block, batched, primed, merged, sm, triton"
+    with pytest.raises(UsageError, match=rf"^unknown backend \"other\"; use one of {known}$"):
         plan_of(backend="batched,other")
     with pytest.raises(UsageError, match=r"^unknown backend \"tritn\"; did you mean triton\?$"):
         plan_of(backend="batched,tritn")
@@ -256,14 +233,11 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
 
 @pytest.mark.parametrize(
     ("memory", "block_size", "pool", "reason"),
-    [
-        ("slots-64KiBx2", "576", "1GiB", "a slot of 64KiB does not hold whole blocks of 576B"),
-        ("slots-2MiBx8", "4MiB", "8GiB", "a slot of 2MiB does not hold whole blocks of 4MiB"),
-        ("slots-4KiBx2", "4KiB", "1GiB", "262144 slots; the maximum is 131072: use a smaller pool"),
-        ("slots-1152KiBx8", "576", "1GiB", None),
-        ("slots-16KiBx128", "4KiB", "1GiB", None),
-    ],
-)
+    [("slots-64KiBx2", "576", "1GiB", "a slot of 64KiB does not hold whole blocks of 576B"),
+     ("slots-2MiBx8", "4MiB", "8GiB", "a slot of 2MiB does not hold whole blocks of 4MiB"),
+     ("slots-4KiBx2", "4KiB", "1GiB", "262144 slots; the maximum is 131072: use a smaller pool"),
+     ("slots-1152KiBx8", "576", "1GiB", None), ("slots-16KiBx128", "4KiB", "1GiB", None)],
+)  # fmt: skip
 def test_blocks_have_to_fit_into_slots(memory: str, block_size: str, pool: str, reason: str | None) -> None:
     plan = plan_of(backend="sm", direction="h2d", blocks="16", memory=memory, block_size=block_size, pool=pool)
     assert reasons(plan) == ([f"memory={memory}: {reason}"] if reason else [])
@@ -271,14 +245,12 @@ def test_blocks_have_to_fit_into_slots(memory: str, block_size: str, pool: str, 
 
 @pytest.mark.parametrize(
     ("device", "limits", "size", "needed", "limit"),
-    [
-        (H200, Limits(8 * GIB), "64MiB", "8.5 GiB of pinned memory", "8.0 GiB (--host-memory)"),
-        (H200, Limits(None, 8 * GIB), "64MiB", "8.5 GiB of memory on cuda:0", "8.0 GiB (--device-memory)"),
-        (SMALL_CPU, Limits(), "4MiB", "1.1 GiB of host memory for both sides", "921.6 MiB (--host-memory)"),
-        (ONE_MEMORY, Limits(), "32MiB", "8.5 GiB of host memory for both sides", "7.2 GiB (--host-memory)"),
-    ],
+    [(H200, Limits(8 * GIB), "64MiB", "8.5 GiB of pinned memory", "8.0 GiB (--host-memory)"),
+     (H200, Limits(None, 8 * GIB), "64MiB", "8.5 GiB of memory on cuda:0", "8.0 GiB (--device-memory)"),
+     (SMALL_CPU, Limits(), "4MiB", "1.1 GiB of host memory for both sides", "921.6 MiB (--host-memory)"),
+     (ONE_MEMORY, Limits(), "32MiB", "8.5 GiB of host memory for both sides", "7.2 GiB (--host-memory)")],
     ids=["host", "device", "no GPU", "one memory"],
-)
+)  # fmt: skip
 def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(
     device: DeviceFacts, limits: Limits, size: str, needed: str, limit: str
 ) -> None:
@@ -343,13 +315,10 @@ def test_too_many_combinations_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("cell", "pool_bytes"),
-    [
-        (replace(CELL, blocks=512 * 1024), pool_rows(512 * 1024) * 4096),
-        (replace(CELL, pool_bytes=4 * GIB), 4 * GIB),
-        (CELL, GIB),
-    ],
+    [(replace(CELL, blocks=512 * 1024), pool_rows(512 * 1024) * 4096), (replace(CELL, pool_bytes=4 * GIB), 4 * GIB),
+     (CELL, GIB)],
     ids=["dense", "scattered", "smaller than the ceiling's copy"],
-)
+)  # fmt: skip
 def test_a_footprint_is_a_pool_and_its_descriptors(cell: Cell, pool_bytes: int) -> None:
     assert footprint(cell, Sampling(), "cuda") == pool_bytes + cell.blocks * 24
 
@@ -363,17 +332,12 @@ def pools(plan: Plan) -> set[int]:
 
 @pytest.mark.parametrize(
     ("device", "limits", "pool_bytes"),
-    [
-        (H200, Limits(), 16 * GIB),
-        (replace(H200, host_free_bytes=10 * GIB), Limits(), 8 * GIB),
-        (replace(H200, device_free_bytes=5 * GIB), Limits(), 4 * GIB),
-        (H200, Limits(host_bytes=7 * GIB), 4 * GIB),
-        (H200, Limits(device_bytes=3 * GIB), 2 * GIB),
-        (replace(H200, host_free_bytes=20 * GIB, device_free_bytes=20 * GIB, integrated=True), Limits(), 8 * GIB),
-        (CPU, Limits(), GIB // 32),
-        (CPU, Limits(host_bytes=GIB // 20), GIB // 64),
-    ],
-)
+    [(H200, Limits(), 16 * GIB), (replace(H200, host_free_bytes=10 * GIB), Limits(), 8 * GIB),
+     (replace(H200, device_free_bytes=5 * GIB), Limits(), 4 * GIB), (H200, Limits(host_bytes=7 * GIB), 4 * GIB),
+     (H200, Limits(device_bytes=3 * GIB), 2 * GIB), (CPU, Limits(), GIB // 32),
+     (replace(H200, host_free_bytes=20 * GIB, device_free_bytes=20 * GIB, integrated=True), Limits(), 8 * GIB),
+     (CPU, Limits(host_bytes=GIB // 20), GIB // 64)],
+)  # fmt: skip
 def test_the_default_pool_is_the_largest_that_fits(device: DeviceFacts, limits: Limits, pool_bytes: int) -> None:
     backends = CPU_BACKENDS if device.kind == "cpu" else H200_BACKENDS
     assert pools(plan_of(device, backends, limits, backend="per_block")) == {pool_bytes}
@@ -446,9 +410,14 @@ def test_a_plug_in_package_has_one_turn_a_round_and_the_turns_alternate() -> Non
         (replace(H200, has_torch=False), {"neighbour": "prefill"}, "prefill needs torch; install kvbench[cuda]"),
         (H200, {"neighbour": "prefill", "stream_state": "busy"}, "swaps beside a neighbour require an idle stream"),
         (H200, {"neighbour": "prefill", "pause": "5ms"}, "pause is not supported beside a neighbour"),
+        (CPU, {"neighbour": "decode", "ranks": "2"}, "ranks=2 requires 2 GPUs that swap at once (--device cuda:all); "
+         "this sweep has none"),
+        (H200, {"neighbour": "decode", "ranks": "3"}, "3 GPUs that swap at once (--device cuda:all); this sweep has 1"),
+        (H200, {"neighbour": "prefill", "ranks": "2"}, "ranks=2 joins decode steps: it requires neighbour=decode"),
+        (H200, {"neighbour": "decode", "ranks": "2", "sequence": "layers-8"}, "without layers that wait"),
     ],
-    ids=["no GPU", "no torch", "busy", "pause"],
-)
+    ids=["no GPU", "no torch", "busy", "pause", "ranks without a GPU", "on one", "of a prefill", "of layers"],
+)  # fmt: skip
 def test_a_cell_with_an_unavailable_neighbour_is_skipped(
     device: DeviceFacts, axes: dict[str, str], reason: str
 ) -> None:
@@ -456,6 +425,13 @@ def test_a_cell_with_an_unavailable_neighbour_is_skipped(
     assert not plan.cells
     assert plan.skipped
     assert all(reason in one for one in reasons(plan))
+
+
+def test_steps_of_ranks_are_joined_while_all_their_gpus_swap() -> None:
+    axes = {"backend": "batched", "direction": "h2d", "neighbour": "decode", "ranks": "1,2", "devices": "1,2"}
+    plan = expand(SweepSpec(name="x", device="cuda:0,cuda:1").with_axes(axes), H200, H200_BACKENDS)
+    assert [(cell.ranks, cell.devices) for cell in plan.cells] == [(1, 1), (1, 2), (2, 2)]
+    assert reasons(plan) == ["the steps of ranks=2 run while all their GPUs swap (devices=2)"]
 
 
 @pytest.mark.parametrize(
