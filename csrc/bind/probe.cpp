@@ -27,9 +27,6 @@ void probe(nb::module_& m) {
         nb::call_guard<nb::gil_scoped_release>(), "Pin pages that the caller mapped, until unregister_pages.");
   m.def("unregister_pages", &Driver::unregister_pages, "driver"_a, "address"_a,
         nb::call_guard<nb::gil_scoped_release>());
-  m.def("begin_capture", &Driver::begin_capture, "driver"_a, "stream"_a);
-  m.def("end_capture", &Driver::end_capture, "driver"_a, "stream"_a,
-        "End the capture, discard its graph, and return how many operations it held.");
 }
 
 }  // namespace kvbench::bind

@@ -130,7 +130,6 @@ using BatchAsync130 = Result (*)(DevicePointer*, DevicePointer*, std::size_t*, s
   ENTRY(stream_is_capturing, "cuStreamIsCapturing", (StreamHandle, int* status))                                      \
   ENTRY(stream_begin_capture, "cuStreamBeginCapture", (StreamHandle, int mode))                                       \
   ENTRY(stream_end_capture, "cuStreamEndCapture", (StreamHandle, Graph*))                                             \
-  ENTRY(graph_get_nodes, "cuGraphGetNodes", (Graph, void** nodes, std::size_t* count))                                \
   ENTRY(graph_destroy, "cuGraphDestroy", (Graph))                                                                     \
   ENTRY(graph_instantiate, "cuGraphInstantiateWithFlags", (ExecutableGraph*, Graph, unsigned long long flags))        \
   ENTRY(graph_launch, "cuGraphLaunch", (ExecutableGraph, StreamHandle))                                               \

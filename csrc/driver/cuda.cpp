@@ -265,15 +265,6 @@ class CudaDriver final : public Driver {
   void begin_capture(Stream stream) override {
     check(api_.stream_begin_capture(handle(stream), cuda::kCaptureOfThread), "cuStreamBeginCapture");
   }
-  std::size_t end_capture(Stream stream) override {
-    cuda::Graph graph = nullptr;
-    check(api_.stream_end_capture(handle(stream), &graph), "cuStreamEndCapture");
-    std::size_t nodes = 0;
-    const Result counted = api_.graph_get_nodes(graph, nullptr, &nodes);
-    api_.graph_destroy(graph);
-    check(counted, "cuGraphGetNodes");
-    return nodes;
-  }
   Graph end_capture_into_graph(Stream stream) override {
     cuda::Graph graph = nullptr;
     check(api_.stream_end_capture(handle(stream), &graph), "cuStreamEndCapture");

@@ -175,8 +175,6 @@ class Driver {
   virtual void register_pages(Address address, std::size_t bytes) = 0;
   virtual void unregister_pages(Address address) = 0;
   virtual void begin_capture(Stream stream) = 0;
-  /// Ends the capture, discards its graph, and returns how many operations it held.
-  virtual std::size_t end_capture(Stream stream) = 0;
   /// Ends the capture and returns its graph, ready to be launched until destroy_graph().
   virtual Graph end_capture_into_graph(Stream stream) = 0;
   virtual void launch_graph(Graph graph, Stream stream) = 0;

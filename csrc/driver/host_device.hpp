@@ -129,7 +129,7 @@ class HostDevice : public Driver {
     if (stream > cuda::kStreamPerThread && !streams_.contains(stream)) {
       throw std::invalid_argument("stream " + std::to_string(stream) + " is not the handle of a stream");
     }
-    return capturing_ == stream;
+    return false;
   }
 
   Event create_event(EventKind) override { return reinterpret_cast<Event>(new HostEvent); }
@@ -182,15 +182,7 @@ class HostDevice : public Driver {
     if (registered_.erase(address) == 0) throw DriverError("unregister_pages", "HOST_MEMORY_NOT_REGISTERED");
   }
 
-  void begin_capture(Stream stream) override {
-    const std::lock_guard lock(known_);
-    capturing_ = stream;
-  }
-  std::size_t end_capture(Stream) override {
-    const std::lock_guard lock(known_);
-    capturing_.reset();
-    return 0;
-  }
+  void begin_capture(Stream) override { throw DriverError("begin_capture", "the cpu device has no graphs"); }
   Graph end_capture_into_graph(Stream) override { throw DriverError("end_capture", "the cpu device has no graphs"); }
   void launch_graph(Graph, Stream) override { throw DriverError("launch_graph", "the cpu device has no graphs"); }
   void destroy_graph(Graph) noexcept override {}
@@ -232,11 +224,9 @@ class HostDevice : public Driver {
   }
 
   /// Refuses a batch as a driver does.
-  void check_batch(Stream stream) {
+  void check_batch(Stream stream) const {
     if (!with_batch_) throw DriverError("copy_batch", "not found on this device");
     if (stream <= cuda::kStreamLegacy) throw DriverError("copy_batch", "INVALID_VALUE");
-    const std::lock_guard lock(known_);
-    if (capturing_ == stream) throw DriverError("copy_batch", "STREAM_CAPTURE_UNSUPPORTED");
   }
 
   void move(Address destination, Address source, std::size_t bytes) {
@@ -253,7 +243,6 @@ class HostDevice : public Driver {
   std::map<Address, Region> allocated_;
   std::map<Address, Region> registered_;
   std::set<Stream> streams_;
-  std::optional<Stream> capturing_;
   std::optional<HostStream> default_stream_;
 };
 

@@ -128,7 +128,6 @@ Result wait_value(void*, unsigned long long word, std::uint32_t least, unsigned 
 Result capturing(void*, int* status) { return *status = asked.capture_status, kSuccess; }
 Result begin_capture(void*, int) { return kSuccess; }
 Result end_capture(void*, void** graph) { return ++asked.graphs, *graph = &asked.graphs, kSuccess; }
-Result graph_nodes(void*, void**, std::size_t* count) { return *count = 3, outcome("cuGraphGetNodes"); }
 Result destroy_graph(void*) { return --asked.graphs, kSuccess; }
 Result instantiate(void** executable, void*, unsigned long long) {
   return ++asked.executables, *executable = &asked.executables, outcome("cuGraphInstantiateWithFlags");
@@ -256,7 +255,6 @@ void* find(const std::string& name, int version) {
   if (name == "cuStreamIsCapturing") return as_pointer(capturing);
   if (name == "cuStreamBeginCapture") return as_pointer(begin_capture);
   if (name == "cuStreamEndCapture") return as_pointer(end_capture);
-  if (name == "cuGraphGetNodes") return as_pointer(graph_nodes);
   if (name == "cuGraphDestroy") return as_pointer(destroy_graph);
   if (name == "cuGraphInstantiateWithFlags") return as_pointer(instantiate);
   if (name == "cuGraphExecDestroy") return as_pointer(destroy_executable);

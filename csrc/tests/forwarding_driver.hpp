@@ -46,7 +46,6 @@ class ForwardingDriver : public Driver {
   void register_pages(Address address, std::size_t bytes) override { host_->register_pages(address, bytes); }
   void unregister_pages(Address address) override { host_->unregister_pages(address); }
   void begin_capture(Stream stream) override { host_->begin_capture(stream); }
-  std::size_t end_capture(Stream stream) override { return host_->end_capture(stream); }
   Graph end_capture_into_graph(Stream stream) override { return host_->end_capture_into_graph(stream); }
   void launch_graph(Graph graph, Stream stream) override { host_->launch_graph(graph, stream); }
   void destroy_graph(Graph graph) noexcept override { host_->destroy_graph(graph); }

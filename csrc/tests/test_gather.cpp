@@ -29,8 +29,8 @@ class GatheringDriver final : public ForwardingDriver {
     ids = reinterpret_cast<const RowIds*>(*static_cast<Address*>(arguments[2]));
     rows = *static_cast<u32*>(arguments[3]);
   }
-  Graph end_capture_into_graph(Stream stream) override {
-    end_capture(stream);
+  void begin_capture(Stream) override {}
+  Graph end_capture_into_graph(Stream) override {
     ++graphs;
     return 7;
   }

@@ -109,7 +109,9 @@ class Backend(Protocol):
         """One line for `kvbench list backends`."""
 
     def axes(self, device: DeviceFacts, /) -> frozenset[str]:
-        """The optional axes that this backend supports on `device`."""
+        """The optional axes that this backend supports on `device`; none, unless it says so."""
+        del device
+        return frozenset()
 
     def unavailable(self, device: DeviceFacts, /) -> str | None:
         """Why it cannot run on `device`, or None if it can; the default can run everywhere."""

@@ -62,9 +62,6 @@ class EmptyLaunch(Backend):
     summary = "an empty launch from Python, which copies nothing: the floor of a call"
     on_request = True
 
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset()
-
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(_Launch(request), Mechanism.NOTHING)
 
@@ -88,9 +85,6 @@ class EmptyTorchLaunch(Backend):
     name = EMPTY_TORCH
     summary = "an empty launch through torch, as the backends of engines make theirs: the floor of their calls"
     on_request = True
-
-    def axes(self, _device: DeviceFacts) -> frozenset[str]:
-        return frozenset()
 
     def unavailable(self, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":

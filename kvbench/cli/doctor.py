@@ -72,7 +72,7 @@ def _json(about: str, card: str, checks: Sequence[Check], health: "Health | None
 
 
 def _health(findings: Findings, checks: Sequence[Check], *, measure: bool) -> "Health":
-    """Return whether the host is healthy: by copies, or, if nothing is to be or can be measured, by the checks."""
+    """Whether the host is healthy: by copies, or, if nothing is to be or can be measured, by the checks."""
     from kvbench.report.health import SPEC, health_of, unmeasured_health
     from kvbench.results import load_run
     from kvbench.run.execution import Observer
@@ -123,7 +123,7 @@ def pool_checks(findings: Findings) -> list[Check]:
 
 
 def gather(asked: str) -> Findings:
-    """Return the facts about the requested device, including errors; raises UsageError for an invalid device name."""
+    """The facts about the requested device, including errors; raises UsageError for an invalid device name."""
     from kvbench.machine.probes import identity, observe
     from kvbench.machine.sources import Sources
     from kvbench.run import runner

@@ -129,7 +129,7 @@ def compare(
 
 
 def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":
-    """Return the sweep of each side; raises UsageError, also if both `side` and the axes name a backend."""
+    """The sweep of each side; raises UsageError, also if both `side` and the axes name a backend."""
     from kvbench.sweep.config import find_config, load_config
     from kvbench.sweep.spec import parse_assignments
 

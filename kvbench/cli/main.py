@@ -152,7 +152,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Return the exit code of a command; every error is one line on stderr, an unexpected one gives UNFORESEEN."""
+    """The exit code of a command; every error is one line on stderr, an unexpected one gives UNFORESEEN."""
     try:
         _check_text(arguments)
         code = app(arguments, prog_name="kvbench", standalone_mode=False)
@@ -226,7 +226,7 @@ def _cut(line: str) -> str:
 
 
 def _in_house_style(message: str) -> str:
-    """Return a message of typer as kvbench would say it: `--rounds: not a valid integer`, with double quotes."""
+    """A message of typer as kvbench would say it: `--rounds: not a valid integer`, with double quotes."""
     message = re.sub(r"^Invalid value for '(\S+?)': (Value error, )?", r"\1: ", message)
     return re.sub(r"Input should be a valid (\w+).*", r"not a valid \1", message).replace("'", '"')
 
@@ -244,7 +244,7 @@ _MEANT: Final = {
 
 
 def _with_hint(error: Exception, message: str, command: str) -> str:
-    """Return a message of typer, of a command of these words, with how to write what was probably meant."""
+    """A message of typer, of a command of these words, with how to write what was probably meant."""
     name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
     if name in AXES:
         return f"{message}; {name} is an axis: write -a {name}=VALUES"

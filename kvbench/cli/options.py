@@ -76,7 +76,7 @@ def _flag(name: str) -> str:
 
 
 def _with_flags(why: str, names: Iterable[str]) -> str:
-    """Return a reason with `min_samples`, a key of a TOML file, as the option of a command line."""
+    """A reason with `min_samples`, a key of a TOML file, as the option of a command line."""
     keys = [name for name in names if "_" in name]
     return re.sub(rf"\b({'|'.join(keys)})\b", lambda key: _flag(key[0]), why) if keys else why
 
@@ -123,7 +123,7 @@ _BETWEEN = "  "
 
 
 def room() -> int | None:
-    """Return the columns of the terminal, or of the log of a CI; another pipe has no width."""
+    """The columns of the terminal, or of the log of a CI; another pipe has no width."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return LOG_COLUMNS if "CI" in os.environ else None

@@ -110,7 +110,7 @@ class PlainReporter(Observer):
             self._say(", ".join(filter(None, [made, self._left()])))
 
     def _left(self) -> str:
-        """Return the time that the missing visits take if they are as long as those made; "" after too few to tell."""
+        """The time that the missing visits take if they are as long as those made; "" after too few to tell."""
         missing = self._total - self._done_before - self._made
         if missing < 0:
             return "more than expected"
@@ -207,14 +207,14 @@ class JsonReporter(Observer):
 
 
 def make_reporter(*, as_json: bool, file: TextIO | None = None) -> JsonReporter | PlainReporter:
-    """Return the requested reporter, else the one that fits stdout, or plain lines if `file` is given."""
+    """The requested reporter, else the one that fits stdout, or plain lines if `file` is given."""
     if as_json:
         return JsonReporter()
     return TerminalReporter() if file is None and sys.stdout.isatty() else PlainReporter(file)
 
 
 def device_line(opened: Opened) -> str:
-    """Return the device in one line; for the cpu device, the line says what its figures mean."""
+    """The device in one line; for the cpu device, the line says what its figures mean."""
     device = opened.device
     if device.kind == "cpu":
         return f"device cpu: {device.title}; all figures are copies between two host buffers, without a GPU"

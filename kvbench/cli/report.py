@@ -126,7 +126,7 @@ class _Progress:
 
 
 def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]]":
-    """Return the readable runs and why each other run is unreadable; raises RunDirectoryError if none is readable."""
+    """The readable runs and why each other run is unreadable; raises RunDirectoryError if none is readable."""
     from kvbench.results import load_run
     from kvbench.results.rundir import runs_below
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -90,10 +89,9 @@ class Asked(msgspec.Struct, frozen=True):
                     "add --beside decode or --beside prefill"
                 )
             limits = {situations[0]: fraction_of("--max-slowdown", self.max_slowdown)}
-        size = _size_of(self.block_size) if self.block_size else None
         usual = swaps[0].block_bytes if swaps else Question().block_bytes
         return Question(
-            block_bytes=size or usual,
+            block_bytes=_size_of(self.block_size) if self.block_size else usual,
             need_gbps=None if self.need is None else _gbps_of(self.need),
             thread_counts=not own_thread,
             limits=limits,
@@ -197,8 +195,7 @@ def show(
         print_answer(advice_of(loaded, question, may, output), remarks_on(loaded), output)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """How an answer is printed, and the file of its policy."""
 
     policy: Path | None = None

@@ -33,12 +33,10 @@ from kvbench._engine import SwapLoop as SwapLoop
 from kvbench._engine import TimedRegion as TimedRegion
 from kvbench._engine import audit_words as audit_words
 from kvbench._engine import batched as batched
-from kvbench._engine import begin_capture as begin_capture
 from kvbench._engine import copier_swap as copier_swap
 from kvbench._engine import copy as copy
 from kvbench._engine import copy_arrays as copy_arrays
 from kvbench._engine import count_cuda_devices as count_cuda_devices
-from kvbench._engine import end_capture as end_capture
 from kvbench._engine import per_block as per_block
 from kvbench._engine import probe_cpu_us as probe_cpu_us
 from kvbench._engine import register_pages as register_pages
@@ -105,7 +103,7 @@ class Device:
         return _BATCH_ENTRIES[self.driver.batch_entry]
 
     def facts(self) -> DeviceFacts:
-        """Return the facts that the plan needs; free memory, in bytes, is the current value."""
+        """The facts that the plan needs; free memory, in bytes, is the current value."""
         info = self.driver.info
         host_free = Sources().available_bytes()
         # The cpu device can use all available host memory, including page cache, which its driver does not count.
@@ -135,7 +133,7 @@ class Device:
 
 
 def resolve_device(name: str) -> str:
-    """Return the device for `name` ("auto", "cpu", "cuda", "cuda:N"); raises UsageError if it does not exist."""
+    """The device for `name` ("auto", "cpu", "cuda", "cuda:N"); raises UsageError if it does not exist."""
     if name == "cpu":
         return name
     if "," in name or name.endswith(":all"):
@@ -190,6 +188,6 @@ class SwapMemory:
     starts: tuple[int, int] = (0, 0)
 
     def part(self, start: int, end: int) -> "SwapMemory":
-        """Return the descriptors from `start` up to, but not including, `end`, in the same memory."""
+        """The descriptors from `start` up to, but not including, `end`, in the same memory."""
         lists = ("sources", "destinations", "kernel_sources", "kernel_destinations", "sizes")
         return replace(self, **{name: getattr(self, name)[start:end] for name in lists})

@@ -30,12 +30,12 @@ class NvrtcError(KvbenchError):
 
 
 def kernel_source(file: str) -> str:
-    """Return the text of `csrc/kernels/<file>` from a checkout or from the installed package."""
+    """The text of `csrc/kernels/<file>` from a checkout or from the installed package."""
     return (_kernel_folder() / file).read_text()
 
 
 def kernel_texts() -> list[str]:
-    """Return the texts of all shipped kernels and their headers, sorted by name."""
+    """The texts of all shipped kernels and their headers, sorted by name."""
     return [kernel_source(name) for name in sorted(file.name for file in _kernel_folder().iterdir() if file.is_file())]
 
 
@@ -83,7 +83,7 @@ def compile_cubin(source: str, name: str, arch: str, defines: Sequence[str] = ()
 
 
 def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
-    """Return the cubin of a shipped kernel source; compiled once per source, options, architecture and NVRTC."""
+    """The cubin of a shipped kernel source; compiled once per source, options, architecture and NVRTC."""
     source = kernel_source(f"{name}.cu")
     headers = [kernel_source(header) for header in HEADERS]
     parts = (source, *headers, *OPTIONS, *defines, arch, version())
@@ -103,7 +103,7 @@ def cached_cubin(name: str, arch: str, defines: Sequence[str] = ()) -> bytes:
 
 
 def _read_own(path: Path) -> bytes:
-    """Return the content of a file that belongs to this user and that nobody else may write, else nothing."""
+    """The content of a file that belongs to this user and that nobody else may write, else nothing."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -76,7 +76,7 @@ class EngineCode:
         return f"{self.package} {self.version} has no file {lost[0]}" if lost else None
 
     def unavailable(self, device: DeviceFacts, modules: Sequence[str]) -> str | None:
-        """Return why the code cannot run on `device`, apart from its libraries, or None."""
+        """Why the code cannot run on `device`, apart from its libraries, or None."""
         if device.kind != "cuda":
             return f"the code of {self.package} needs a GPU"
         if reason := self.missing():
@@ -85,7 +85,7 @@ class EngineCode:
         return f"{self.package} {self.version} needs {' and '.join(lost)}, not installed" if lost else None
 
     def load_error(self, loader: str = "") -> str | None:
-        """Return why torch, or `loader` ("module:function"), cannot load the first file, or None.
+        """Why torch, or `loader` ("module:function"), cannot load the first file, or None.
 
         It is tried in a process of its own.
         """
@@ -98,7 +98,7 @@ class EngineCode:
         return f"{self.package} {self.version} needs {needed}, {here}: {file.rpartition('/')[2]} {error}"
 
     def settings(self, file: str) -> tuple[EngineSetting, ...]:
-        """Return the settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
+        """The settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
         text = self.path(file).read_text()
         known, lines = _constants(text), text.splitlines()
         names = [name for name in self.files[file] if name.isupper()]
@@ -247,7 +247,7 @@ def by_path(root: Path, real: tuple[str, ...], given: Mapping[str, Mapping[str, 
 
 
 def _constants(text: str) -> dict[str, tuple[int, int]]:
-    """Return the whole-number constants of a module: name -> (value, line)."""
+    """The whole-number constants of a module: name -> (value, line)."""
     constants = {}
     for statement in ast.parse(text).body:
         match statement:

@@ -108,7 +108,7 @@ def _shape(shape: Any, block_bytes: int, tensors: int) -> Any:
 
 @cache
 def load_ops() -> tuple[Any, Any]:
-    """Return the modules of LMCache's functions and of its types, loaded without lmcache itself."""
+    """The modules of LMCache's functions and of its types, loaded without lmcache itself."""
     code = LmCache().code
     names = [file.rpartition("/")[2].partition(".")[0] for file in code.files]
     with stand_ins({"lmcache": {"__path__": [str(code.path("lmcache"))]}}):

@@ -62,7 +62,7 @@ def _by_kind(shapes: Sequence[Measured], engine: Engine) -> list[list[Measured]]
 
 
 def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
-    """Return the run that has most shapes of an engine's code."""
+    """The run that has most shapes of an engine's code."""
 
     def measured(run: tuple[View, list[Measured]]) -> int:
         return sum(bool(one.best_of(*engine.backends)) for one in run[1])

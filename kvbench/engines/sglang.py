@@ -207,7 +207,7 @@ class TokenPages:
         return self.layers * self.row_bytes
 
     def tokens(self, addresses: "Addresses", start: int, apart: int) -> tuple[int, "Addresses"]:
-        """Return where token 0 of the first tensor lies, in a pool from `start` on with `apart` bytes from each to the
+        """Where token 0 of the first tensor lies, in a pool from `start` on with `apart` bytes from each to the
         next, and the numbers of the tokens of the list.
         """
         first = addresses.reshape(self.regions * self.layers, -1)[0]
@@ -215,7 +215,7 @@ class TokenPages:
         return base, ids_of_rows(first, base, apart).view(np.uint64)
 
     def tensors(self, addresses: "Addresses", base: int, number: int) -> list[int]:
-        """Return where token 0 lies in each of `number` tensors or groups of these; `base` is that of the first."""
+        """Where token 0 lies in each of `number` tensors or groups of these; `base` is that of the first."""
         firsts = addresses.reshape(number, -1)[:, 0].tolist()
         return [base + first - firsts[0] for first in firsts]
 
@@ -262,7 +262,7 @@ class StoreSwap:
         self._pinned = PinnedLists(self._stream, 1, len(tokens))
 
     def _tokens(self) -> tuple[tuple[int, "Addresses"], tuple[int, "Addresses"]]:
-        """Return where token 0 lies, and the numbers of the tokens, on the device and on the host."""
+        """Where token 0 lies, and the numbers of the tokens, on the device and on the host."""
         pages, (here, there) = self._pages, self._starts
         return pages.tokens(self._from, here, pages.row_bytes), pages.tokens(self._to, there, pages.token_bytes)
 
@@ -305,12 +305,12 @@ class IdsSwap:
 
 
 def row_of(block_bytes: int, limit: int) -> int:
-    """Return the size of the fewest equal rows of at most `limit` bytes that make a block."""
+    """The size of the fewest equal rows of at most `limit` bytes that make a block."""
     return next(block_bytes // n for n in count(-(-block_bytes // limit)) if block_bytes % n == 0)
 
 
 def base_of(side: "Addresses", row_bytes: int) -> int:
-    """Return the address of row 0; raises KvbenchError where addresses differ by other than whole rows."""
+    """The address of row 0; raises KvbenchError where addresses differ by other than whole rows."""
     rests = side % row_bytes
     if (rests != rests[0]).any():
         raise KvbenchError("SGLang's kernels copy rows of one tensor: every address must be a row of block_size")
@@ -318,13 +318,13 @@ def base_of(side: "Addresses", row_bytes: int) -> int:
 
 
 def ids_of(side: "Addresses", row_bytes: int, rows: int) -> "Addresses":
-    """Return the ids of the rows of blocks at these addresses, `rows` a block, in their order."""
+    """The ids of the rows of blocks at these addresses, `rows` a block, in their order."""
     first: Addresses = side // np.uint64(row_bytes)
     return first if rows == 1 else np.add.outer(first, np.arange(rows, dtype=np.uint64)).ravel()
 
 
 def _load(name: str) -> Any:
-    """Return a module of SGLang's kernels, loaded without sglang itself and what that imports.
+    """A module of SGLang's kernels, loaded without sglang itself and what that imports.
 
     What it imports of sglang stays in sys.modules, as the JIT's records look for their module there.
     """

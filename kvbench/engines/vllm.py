@@ -301,7 +301,7 @@ class Rows:
 
 
 def built(handler: Any, **known: Any) -> Any:
-    """Return a handler, given what it takes of `known`; raises KvbenchError for a form that is not supported."""
+    """A handler, given what it takes of `known`; raises KvbenchError for a form that is not supported."""
     taken = inspect.signature(handler).parameters
     needed = {name for name, one in taken.items() if one.default is one.empty}
     if unknown := needed - known.keys():
@@ -320,7 +320,7 @@ def load_handler() -> Any:
 
 
 def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
-    """Return a module of vLLM by its file, with stand-ins for what is not KV offloading; it must have these `names`."""
+    """A module of vLLM by its file, with stand-ins for what is not KV offloading; it must have these `names`."""
     import torch
 
     def swap_blocks_batch(*lists: Any, **named: Any) -> None:

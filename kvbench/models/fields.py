@@ -94,7 +94,7 @@ class Fields:
         return FieldError(self._path + name, why)
 
     def read(self, name: str, kind: Any, default: object = None) -> Any:
-        """Return the value of a field as a `kind`, with `default` in place of null."""
+        """The value of a field as a `kind`, with `default` in place of null."""
         value = self.get(name)
         try:
             return convert(default if value is None else value, kind, self._path + name)
@@ -102,7 +102,7 @@ class Fields:
             raise self.error(name, str(error).removeprefix(f"{self._path}{name}: ")) from None
 
     def whole(self, *names: str) -> int | None:
-        """Return the value of a field that has these names; raises FieldError if two of them differ."""
+        """The value of a field that has these names; raises FieldError if two of them differ."""
         values = {name: value for name in names if (value := self.read(name, Count | None)) is not None}
         if len(set(values.values())) > 1:
             others = " and ".join(f"{name} {value}" for name, value in values.items())
@@ -120,7 +120,7 @@ class Fields:
         return value
 
     def items(self, name: str, count: int, *, at_least: bool = False) -> list[Any] | None:
-        """Return a list with an item for each of `count` layers, or None if it is absent."""
+        """A list with an item for each of `count` layers, or None if it is absent."""
         value = self.get(name)
         if value is None:
             return None
@@ -129,7 +129,7 @@ class Fields:
         return list(value)[:count]
 
     def flags(self, name: str, count: int) -> list[bool] | None:
-        """Return a list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
+        """A list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
         values = self.items(name, count)
         if any(value not in (0, 1) for value in values or ()):
             raise self.error(name, f"{shown(values)} has other values than 0 and 1")
@@ -178,7 +178,7 @@ def head_size(fields: Fields) -> int:
 
 
 def kv_heads(fields: Fields, *names: str) -> int:
-    """Return the number of KV heads: by default that of the query heads."""
+    """The number of KV heads: by default that of the query heads."""
     heads = fields.whole(*_HEADS)
     single = fields.get("multi_query") is True and fields.get("new_decoder_architecture") is not True
     given = fields.whole(*(names or _KV_HEADS))

@@ -51,7 +51,7 @@ class KvDtype(StrEnum):
     NVFP4_DS_MLA = "nvfp4_ds_mla"
 
     def row_bytes(self, elements: int, *, latent: bool) -> int:
-        """Return the bytes of one head's `elements` of one token, scales included; raises UsageError."""
+        """The bytes of one head's `elements` of one token, scales included; raises UsageError."""
         if self in _LATENT_ROW_BYTES:
             if not latent or elements != _LATENT_ELEMENTS:
                 raise UsageError(f"kv_dtype: {self} is of multi-head latent attention of {_LATENT_ELEMENTS} elements")
@@ -145,7 +145,7 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         return self.part in (CachePart.STATES, CachePart.WINDOW)
 
     def page_tokens(self, block_tokens: int) -> int:
-        """Return the tokens of a block that has whole rows: `block_tokens`, or the next number of them."""
+        """The tokens of a block that has whole rows: `block_tokens`, or the next number of them."""
         return math.lcm(block_tokens, self.row_tokens)
 
     @property
@@ -183,11 +183,11 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         return min(self.kv_heads, tp)
 
     def rank_bytes(self, tp: int) -> int:
-        """Return the bytes of a layer on one of `tp` ranks: of a row, or of a sequence's state."""
+        """The bytes of a layer on one of `tp` ranks: of a row, or of a sequence's state."""
         return self.kv_parts * self.rank_kv_heads(tp) * self.head_bytes
 
     def rank_kv_heads(self, tp: int) -> int:
-        """Return the heads of one of `tp` ranks; raises UsageError if they cannot be distributed."""
+        """The heads of one of `tp` ranks; raises UsageError if they cannot be distributed."""
         if max(self.kv_heads, tp) % min(self.kv_heads, tp) or (self.part is CachePart.STATES and tp > self.kv_heads):
             what = "parts of the states" if self.part is CachePart.STATES else "KV heads"
             raise UsageError(
@@ -222,15 +222,15 @@ class Model:
         return all(group.part in (CachePart.KV, CachePart.STATES) and group.row_tokens == 1 for group in self.groups)
 
     def vllm_page(self, tp: int, block_tokens: int) -> tuple[int, int]:
-        """Return the tokens of vLLM's blocks on one of `tp` ranks, and the bytes of its pages.
+        """The tokens of vLLM's blocks on one of `tp` ranks, and the bytes of its pages.
 
         Blocks are enlarged until a page holds a state (`Platform._align_hybrid_block_size`).
         """
         rows = [group.rank_bytes(tp) for group in self.groups if not group.is_of_sequence]
         states = [group.rank_bytes(tp) for group in self.groups if group.part is CachePart.STATES]
-        least = (
-            max(block_tokens, _LATENT_BLOCK) if states and any(one.is_latent for one in self.groups) else block_tokens
-        )
+        least = block_tokens
+        if states and any(group.is_latent for group in self.groups):
+            least = max(block_tokens, _LATENT_BLOCK)
         tokens = least * max(1, -(-max(states, default=0) // (least * max(rows, default=1))))
         return tokens, max([tokens * row for row in rows] or states)
 
@@ -271,7 +271,7 @@ class Model:
     def swaps(
         self, *, tp: int, tokens: int, block_tokens: int, layout: KvLayout, chunk_tokens: int = LMCACHE_CHUNK
     ) -> tuple["ModelSwap", ...]:
-        """Return the swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does.
+        """The swaps of one of `tp` ranks, one for each group; raises UsageError as `model_swap` does.
 
         Where ranks that repeat heads store them in turn, another swap has the blocks that one of them stores.
         """
@@ -388,13 +388,13 @@ def model_swap(
 
 
 def _vllm_swaps(model: Model, tp: int, tokens: int, block_tokens: int) -> tuple[ModelSwap, ...]:
-    """Return the swaps of each group in vLLM's pages, which have one size: smaller ones get more tokens or are padded
+    """The swaps of each group in vLLM's pages, which have one size: smaller ones get more tokens or are padded
     (`unify_kv_cache_spec_page_size`). As many layers as the smallest kind has share the ids of their pages, or as the
     largest, if that is less than 1.5 times as many (`_get_kv_cache_groups_uniform_page_size`); padding layers count.
     """
     enlarged, page_bytes = model.vllm_page(tp, block_tokens)
-    pages = [0 if one.is_of_sequence else _tokens_in(one, tp, enlarged, page_bytes) for one in model.groups]
-    kinds = [_kinds(one, tokens, page or 1) for one, page in zip(model.groups, pages, strict=True)]
+    pages = [0 if group.is_of_sequence else _tokens_in(group, tp, enlarged, page_bytes) for group in model.groups]
+    kinds = [_kinds(group, tokens, page or 1) for group, page in zip(model.groups, pages, strict=True)]
     counts = [layers for of_group in kinds for layers, _ in of_group]
     if len(counts) > 1 and any(group.chunked for group in model.groups):
         raise UsageError(
@@ -422,7 +422,7 @@ def _vllm_swaps(model: Model, tp: int, tokens: int, block_tokens: int) -> tuple[
 
 
 def _tokens_in(group: LayerGroup, tp: int, block_tokens: int, page_bytes: int) -> int:
-    """Return the tokens of a group in a page of vLLM; raises UsageError for latent rows, which are never padded."""
+    """The tokens of a group in a page of vLLM; raises UsageError for latent rows, which are never padded."""
     own_bytes = group.rank_bytes(tp) * block_tokens
     if page_bytes % own_bytes and group.is_latent:
         raise UsageError(f"layout: vllm has no pages of one size for {group.name}; choose {KvLayout.PER_LAYER}")
@@ -437,7 +437,7 @@ def _laid_out(
     layout: KvLayout,
     chunk_tokens: int,
 ) -> tuple[list[Tensors], Pattern, int]:
-    """Return the tensors of the device, the pattern of the host, whose order of ids is that of both, and the bytes of a
+    """The tensors of the device, the pattern of the host, whose order of ids is that of both, and the bytes of a
     block; `kinds` are (layers, ids), `layer_bytes` the bytes of K or V of a block in a layer.
     """
     parts = geometry.kv_parts
@@ -473,7 +473,7 @@ def _laid_out(
 
 
 def models_of(swaps: Sequence[ModelSwap]) -> list[Model]:
-    """Return the models that swaps are of, each with those of its groups that are swapped."""
+    """The models that swaps are of, each with those of its groups that are swapped."""
     groups: dict[str, list[LayerGroup]] = {}
     for group in dict.fromkeys(swap.geometry for swap in swaps):
         groups.setdefault(group.name, []).append(group)

@@ -26,14 +26,7 @@ MOST_BYTES: Final = 2**24
 # The names under which multimodal models nest their text model.
 _NESTED: Final = re.compile(r"(text|llm|language|thinker|lm)(_model)?(_config|_cfg)?|(text|language)_model")
 _OTHER_MODELS: Final = re.compile(r"vision|visual|vit|image|video|audio|speech|talker|code|encoder|draft|mtp|qformer")
-_LAYER_COUNTS: Final = (
-    "num_hidden_layers",
-    "num_layers",
-    "n_layer",
-    "n_layers",
-    "layers_block_type",
-    "hybrid_override_pattern",
-)
+_LAYER_COUNTS: Final = re.compile(r"num_(hidden_)?layers|n_layers?|layers_block_type|hybrid_override_pattern")
 _ENCODERS: Final = re.compile(r"(?i)(?!.*decoder).*bert.*|electra|ernie|.*clip.*|vit|xlm|mpnet|t5.*|mt5|bart|whisper")
 # By default engines run 32-bit checkpoints in 16 bits; vLLM's dtype "auto" does too.
 _DTYPES: Final = {"bfloat16": KvDtype.BF16, "float16": KvDtype.FP16, "float32": KvDtype.BF16}
@@ -64,7 +57,7 @@ _NESTED_DEFAULTS: Final = {"num_hidden_layers": 32, "num_attention_heads": 32, "
 
 
 def read_config_json(path: Path, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
-    """Return the model whose `config.json` is at or in `path`, named after its folder.
+    """The model whose `config.json` is at or in `path`, named after its folder.
 
     Raises UsageError, which names the file, the field and what would be right.
     """
@@ -73,7 +66,7 @@ def read_config_json(path: Path, kv_dtype: KvDtype | None = None, speculative: i
     with located(str(path)):
         config = object_in(path)
         beside = path.with_name(path.name.removesuffix("config.json") + "hf_quant_config.json")
-        says_none = not any(given.get("quantization_config") for given in levels_of(config))
+        says_none = not any(level.get("quantization_config") for level in levels_of(config))
         if kv_dtype is None and says_none and beside.is_file():
             with located(beside.name):
                 config = {**config, "quantization_config": object_in(beside)}
@@ -81,7 +74,7 @@ def read_config_json(path: Path, kv_dtype: KvDtype | None = None, speculative: i
 
 
 def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
-    """Return the model of a configuration, with `kv_dtype` in place of the file's type.
+    """The model of a configuration, with `kv_dtype` in place of the file's type.
 
     With `speculative` tokens it has the layers that propose them too.
 
@@ -89,10 +82,10 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculat
     """
     assert re.fullmatch(NAME_PATTERN, name)
     levels = list(levels_of(config))
-    model_type = next((str(given["model_type"]) for given in reversed(levels) if given.get("model_type")), "unknown")
+    model_type = next((str(level["model_type"]) for level in reversed(levels) if level.get("model_type")), "unknown")
     is_short = len(levels) > 1 and model_type in ("llama", "mistral", "qwen2")
     text: Table = {**(_NESTED_DEFAULTS if is_short else {}), **_CLASS_DEFAULTS.get(model_type, {}), **levels[-1]}
-    if any(given.get("is_encoder_decoder") is True or given.get("is_causal") is False for given in levels):
+    if any(level.get("is_encoder_decoder") is True or level.get("is_causal") is False for level in levels):
         raise UsageError("is_encoder_decoder or is_causal: only decoder-only models are supported")
     if _ENCODERS.fullmatch(model_type) or _is_encoder(text.get("architectures") or config.get("architectures")):
         raise UsageError(f"model_type {model_type}: an encoder has no KV cache; only decoders are supported")
@@ -126,7 +119,7 @@ def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[L
 
 
 def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
-    """Return the groups of a model with labels that tell them apart; a single one needs none."""
+    """The groups of a model with labels that tell them apart; a single one needs none."""
     if len(groups) == 1:
         return tuple(groups)
     shapes = [group.part.value or f"{group.kv_heads} x {group.head_dim}" for group in groups]
@@ -137,7 +130,7 @@ def labelled(groups: Sequence[LayerGroup]) -> tuple[LayerGroup, ...]:
 
 
 def object_in(path: Path) -> dict[str, object]:
-    """Return the JSON object in a file; raises UsageError."""
+    """The JSON object in a file; raises UsageError."""
     with read_as("JSON"):
         if not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise UsageError("is not a regular file of up to 16 MiB" if path.exists() else "file not found")
@@ -151,7 +144,7 @@ def levels_of(config: Table) -> Iterator[Table]:
     """Yield the configuration and the text models nested in it, from the outermost to the innermost."""
     yield config
     names = [name for name, value in config.items() if _NESTED.fullmatch(name) and value is not None]
-    if not names and not any(field in config for field in _LAYER_COUNTS):
+    if not names and not any(map(_LAYER_COUNTS.fullmatch, config)):
         inner_models = [
             name for name, value in config.items() if isinstance(value, dict) and "num_hidden_layers" in value
         ]
@@ -172,12 +165,12 @@ def _is_encoder(architectures: object) -> bool:
 
 
 def _dtype(levels: Sequence[Table]) -> KvDtype:
-    """Return the type that the quantization sets for the cache, or the model's own; bf16 if the config names none."""
-    configs = [given["quantization_config"] for given in levels if given.get("quantization_config") is not None]
+    """The type that the quantization sets for the cache, or the model's own; bf16 if the config names none."""
+    configs = [level["quantization_config"] for level in levels if level.get("quantization_config") is not None]
     for config in configs:
         if (dtype := _quantized(config)) is not None:
             return dtype
-    named = (given.get(field) for given in reversed(levels) for field in ("dtype", "torch_dtype"))
+    named = (level.get(field) for level in reversed(levels) for field in ("dtype", "torch_dtype"))
     name = next((name for name in named if name is not None), "bfloat16")
     if not isinstance(name, str) or name.removeprefix("torch.") not in _DTYPES:
         raise UsageError(f"torch_dtype: {shown(name)} is not one of {', '.join(_DTYPES)}; choose with --kv-dtype")
@@ -185,7 +178,7 @@ def _dtype(levels: Sequence[Table]) -> KvDtype:
 
 
 def _quantized(config: object) -> KvDtype | None:
-    """Return the type of the cache in a quantization config, as compressed-tensors and ModelOpt write it."""
+    """The type of the cache in a quantization config, as compressed-tensors and ModelOpt write it."""
     if not isinstance(config, dict):
         raise UsageError(f"quantization_config: {shown(config)} is not a table")
     inner = config.get("quantization")
@@ -210,7 +203,7 @@ def _quantized(config: object) -> KvDtype | None:
 
 
 def _numbers_known(fields: Fields, refused: str, *, plain: bool) -> str:
-    """Return the numbers of `--model`, with a question mark for each that the refused field, or one not read, decides.
+    """The numbers of `--model`, with a question mark for each that the refused field, or one not read, decides.
 
     Where a family's layers are not all alike (`plain` says that they are), no number of its file is known to be right.
     """

@@ -60,21 +60,21 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ModelChoice(*(getattr(self, name) or getattr(other, name) for name in self.__struct_fields__))
 
     def with_fewer_tokens(self) -> "ModelChoice":
-        """Return the choice with every model at a sixteenth and a quarter of its tokens too."""
+        """The choice with every model at a sixteenth and a quarter of its tokens too."""
         tokens = self.tokens or USUAL_TOKENS
         whole = [text for text in self.models if "@tokens" not in text]
         fewer = (f"{text}@tokens{max(1, tokens // part)}" for text in whole for part in (16, 4))
         return msgspec.structs.replace(self, models=(*self.models, *fewer))
 
     def swaps(self) -> tuple[ModelSwap, ...]:
-        """Return the swap of every model without duplicates; raises UsageError, which names the setting."""
+        """The swap of every model without duplicates; raises UsageError, which names the setting."""
         for name in self.__struct_fields__ if not self.models else ():
             if value := getattr(self, name):
                 raise UsageError(f"{name}: {shown(value)} requires a model; choose one with --model")
         return tuple(dict.fromkeys(swap for text in self.models for swap in self._swaps(text)))
 
     def step_model(self) -> StepSizes | None:
-        """Return the model of steps beside swaps: the first, where its sizes are known."""
+        """The model of steps beside swaps: the first, where its sizes are known."""
         if not self.models:
             return None
         name, tp, _ = _parts(self.models[0])
@@ -106,7 +106,7 @@ class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 def _parts(text: str) -> tuple[str, str | None, str | None]:
-    """Return the model that a text names, its ranks and its tokens."""
+    """The model that a text names, its ranks and its tokens."""
     match = re.fullmatch(r"(.+?)(?:@tp(\d{1,6}))?(?:@tokens(\d{1,9}))?", text)
     return (match[1], match[2], match[3]) if match else (text, None, None)
 
@@ -135,7 +135,7 @@ def presets() -> Mapping[str, Model]:
 
 
 def find_model(name_or_path: str, kv_dtype: KvDtype | None = None, speculative: int = 0) -> Model:
-    """Return a preset, the model of the config.json at a path (a file ending in .json, or a folder), or of numbers.
+    """A preset, the model of the config.json at a path (a file ending in .json, or a folder), or of numbers.
 
     `kv_dtype` replaces the type that the model has; with `speculative` tokens, the layers that propose them are cached
     too. Raises UsageError for an unknown preset, and for a file that is not a supported config.json.
@@ -211,16 +211,18 @@ def model_facts(model: Model, *, tp: int = 1, block_tokens: int = 16, chunk_toke
         state_page_tokens=state_page_tokens(model, tp, block_tokens),
         groups=[
             GroupFacts(
-                geometry=one.groups[0], bytes_per_token=one.bytes_per_token, bytes_per_sequence=one.bytes_per_sequence
+                geometry=group.groups[0],
+                bytes_per_token=group.bytes_per_token,
+                bytes_per_sequence=group.bytes_per_sequence,
             )
-            for one in alone
+            for group in alone
         ],
         layouts={layout: _pages(model, layout, tp, block_tokens, chunk_tokens) for layout in KvLayout},
     )
 
 
 def facts_of(swaps: Sequence[ModelSwap]) -> list[ModelFacts]:
-    """Return the models that swaps are of, each once for every number of ranks."""
+    """The models that swaps are of, each once for every number of ranks."""
     settings = {(swap.geometry.name, swap.tp): swap for swap in swaps}
     return [
         model_facts(model, tp=swap.tp, block_tokens=swap.block_tokens, chunk_tokens=swap.chunk_tokens)
@@ -240,7 +242,7 @@ def _pages(model: Model, layout: KvLayout, tp: int, block_tokens: int, chunk_tok
 
 
 def _page(swap: ModelSwap, tokens: int) -> GroupPages:
-    """Return the page that a swap of `tokens` tokens copies whole."""
+    """The page that a swap of `tokens` tokens copies whole."""
     page = GroupPages(
         tokens=max(tokens, swap.page_tokens) if swap.page_tokens else None,
         descriptors=swap.blocks,
@@ -253,12 +255,12 @@ def _page(swap: ModelSwap, tokens: int) -> GroupPages:
 
 
 def notes_of(swaps: Sequence[ModelSwap]) -> list[str]:
-    """Return a line for each model that is swapped in smaller blocks than vLLM's, whose pages hold a state, or in the
+    """A line for each model that is swapped in smaller blocks than vLLM's, whose pages hold a state, or in the
     rows of SGLang's `page_first`, which its stores do not copy.
     """
     notes = []
     for model in models_of(swaps):
-        swap = next(one for one in swaps if one.geometry.name == model.name)
+        swap = next(swap for swap in swaps if swap.geometry.name == model.name)
         tokens = state_page_tokens(model, swap.tp, swap.block_tokens)
         if tokens and tokens > swap.block_tokens and swap.layout is KvLayout.PER_LAYER:
             why = f"vLLM enlarges them to {tokens} tokens, so that a page holds a state"

@@ -36,7 +36,7 @@ Layers = list[list[Cache]]
 
 
 def k_and_v(heads: int, head_dim: int, value_dim: int | None, window: int = 0, *, chunked: bool = False) -> list[Cache]:
-    """Return the caches of a layer, one for K and V together where their rows are equal."""
+    """The caches of a layer, one for K and V together where their rows are equal."""
     if value_dim in (None, head_dim):
         return [Cache(heads, head_dim, window=window, chunked=chunked)]
     sides = ((CachePart.K, head_dim), (CachePart.V, value_dim or 0))
@@ -55,11 +55,11 @@ def kinds_of(
     *,
     at_least: bool = False,
 ) -> list[str] | None:
-    """Return the kind of each layer, by the first of these fields present; raises UsageError unless it is `known`."""
+    """The kind of each layer, by the first of these fields present; raises UsageError unless it is `known`."""
     kinds = None
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
-        if others := [one for one in items or () if _WORD_OF_LAYER.get(str(one)) not in known]:
+        if others := [item for item in items or () if _WORD_OF_LAYER.get(str(item)) not in known]:
             raise FieldError(name, f"{shown(others[0])} {NO_KIND}")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
@@ -73,7 +73,7 @@ def window_of(fields: Fields, kinds: Sequence[str]) -> int:
 
 
 def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: bool = False) -> list[str]:
-    """Return the kinds of layers that are full or sliding: every layer `every` is full, if the family has a default."""
+    """The kinds of layers that are full or sliding: every layer `every` is full, if the family has a default."""
     kinds = kinds_of(fields, layers, ("full", "sliding"))
     window = fields.get("sliding_window")
     uses = fields.get("use_sliding_window")
@@ -92,7 +92,8 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
         return ["sliding" if layer >= after else "full" for layer in range(layers)]
     if isinstance(pattern, str) and re.fullmatch("[LG]+", pattern):  # L slides, G is global; the last layer is global
         last = layers - 1
-        return ["sliding" if pattern[at % len(pattern)] == "L" and at != last else "full" for at in range(layers)]
+        by_layer = (pattern[layer % len(pattern)] if layer != last else "G" for layer in range(layers))
+        return ["sliding" if letter == "L" else "full" for letter in by_layer]
     if every or all_slide or pattern is not None:
         name = "sliding_window_pattern" if fields.get("sliding_window_pattern") else "_sliding_window_pattern"
         every = fields.read(name, Count) if pattern is not None else every
@@ -128,7 +129,7 @@ def latent(
     size = fields.whole("index_head_dim")
     has_index = _indexed(fields, layers, default=indexed) if size else [False] * layers
     index = index_rows(size, fields.whole("index_kpool") or 1) if size else []
-    return [[row] * attentions + index * one for one in has_index]
+    return [[row] * attentions + index * own for own in has_index]
 
 
 def index_rows(size: int, tokens: int = 1) -> list[Cache]:
@@ -149,7 +150,7 @@ def _indexed(fields: Fields, layers: int, default: str = "") -> list[bool]:
         if others := [value for value in values or () if value not in known]:
             raise FieldError(name, f"{shown(others[0])} is not one of {', '.join(known)}")
     if types or pattern:
-        return [one in ("full", "F") for one in types or pattern or ()]
+        return [kind in ("full", "F") for kind in types or pattern or ()]
     if default and not fields.has("index_topk_freq"):
-        return [one == "F" for one in default[:layers]]
+        return [kind == "F" for kind in default[:layers]]
     return [max(layer - first + 1, 0) % every == 0 for layer in range(layers)]

@@ -20,13 +20,13 @@ KIND_FIELDS: Final = ("layers_block_type", "layer_types")
 
 
 def state_of(units: int, conv_elements: int, elements: int, element_bytes: int) -> list[Cache]:
-    """Return a layer's state: the convolution's in 16 bits, and the recurrent one, in `units` that ranks divide."""
+    """A layer's state: the convolution's in 16 bits, and the recurrent one, in `units` that ranks divide."""
     row_bytes = (conv_elements * 2 + elements * element_bytes) // units
     return [Cache(units, row_bytes, 1, CachePart.STATES, row_bytes=row_bytes)]
 
 
 def _element_bytes(fields: Fields, name: str) -> int:
-    """Return the bytes of an element of a recurrent state; without a type it has the model's 16 bits."""
+    """The bytes of an element of a recurrent state; without a type it has the model's 16 bits."""
     kind = fields.get(name)
     known: Final[Mapping[object, int]] = {None: 2, "bfloat16": 2, "float16": 2, "float32": 4}
     if not isinstance(kind, str | None) or kind not in known:

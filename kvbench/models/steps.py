@@ -46,7 +46,7 @@ OF_70B: Final = StepSizes(name="llama-3-70b", layers=80, width=8192, heads=8, kv
 
 
 def step_sizes(name_or_path: str, tp: int) -> StepSizes | None:
-    """Return the sizes of a preset, or of the config.json at a path, on one of `tp` ranks.
+    """The sizes of a preset, or of the config.json at a path, on one of `tp` ranks.
 
     None where the file does not tell them, and for what is not a stack of equal dense layers, such as experts.
     """

@@ -47,14 +47,14 @@ def probe(
 
 
 def exit_code(report: ProbeReport, *, named: bool) -> ExitCode:
-    """Return the exit code: a probe that is off fails the command only if it was named."""
+    """The exit code: a probe that is off fails the command only if it was named."""
     missing = [one.found for one in (*report.results, report.health) if isinstance(one.found, Unanswered)]
     ill = isinstance(report.health.found, ProbeFinding) and not report.health.found.expected
     return ExitCode.FAILED_CELLS if ill or any(named or not one.off for one in missing) else ExitCode.DONE
 
 
 def _resolved(device: str, fault: str | None) -> str:
-    """Return the name of the device; raises UsageError for one that is not there and for an invalid fault."""
+    """The name of the device; raises UsageError for one that is not there and for an invalid fault."""
     from kvbench.cells.faults import FaultPlan, parse_faults
     from kvbench.engine.device import resolve_device
 
@@ -100,7 +100,7 @@ def markdown_of(report: ProbeReport) -> str:
 
 
 def answer_columns(result: Result) -> tuple[str, str, str]:
-    """Return a result in words: its answer, its evidence, and whether it was expected."""
+    """A result in words: its answer, its evidence, and whether it was expected."""
     outcome = result.found
     if isinstance(outcome, Unanswered):
         return f"{'off' if outcome.off else 'no answer'}: {outcome.reason}", "", ""

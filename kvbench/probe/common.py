@@ -85,7 +85,7 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
 
 
 def _finding(process: Supervised, deadline_s: float) -> ProbeFinding | Unanswered:
-    """Return the last message of a probe, which ends without a crash, or else what happened at its last step."""
+    """The last message of a probe, which ends without a crash, or else what happened at its last step."""
     last: Message | None = None
     while True:
         try:

@@ -196,7 +196,7 @@ def _inline(bench: ProbeBench, blocks: Blocks, direction: Direction, order: Orde
 
 
 def _limit(inline: Callable[[int], bool]) -> int:
-    """Return the largest block in bytes that is copied inside the call, 0 if none is; at most _LARGEST."""
+    """The largest block in bytes that is copied inside the call, 0 if none is; at most _LARGEST."""
     low = next((size for size in _TRIED if inline(size)), 0)
     if not low or inline(_LARGEST):
         return low and _LARGEST

@@ -43,7 +43,7 @@ class Arrays:
 
 
 def arrays_of(destinations: Addresses, sources: Addresses, sizes: Addresses, order: Order = Order.STREAM) -> Arrays:
-    """Return the arguments of a batched copy with one CUmemcpyAttributes for all."""
+    """The arguments of a batched copy with one CUmemcpyAttributes for all."""
     # The access order, two hints of a location with two numbers each, the flags.
     attributes = np.array([ACCESS_ORDERS[order].value, 0, 0, 0, 0, 0], np.int32)
     return Arrays(destinations.copy(), sources.copy(), sizes.copy(), attributes, np.zeros(1, np.uint64))
@@ -114,7 +114,7 @@ class Blocks:
         self._expected: Bytes = self._spare.array()
 
     def arrays(self, direction: Direction, order: Order = Order.STREAM, size: int | None = None) -> Arrays:
-        """Return the arguments of a copy of every block, or of its first `size` bytes."""
+        """The arguments of a copy of every block, or of its first `size` bytes."""
         sizes = self._sizes if size is None else np.full(len(self._sizes), size, np.uint64)
         host, card = (self._starts + np.uint64(buffer.address) for buffer in (self.host, self.card))
         to, source = (card, host) if direction is Direction.H2D else (host, card)

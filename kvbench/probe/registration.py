@@ -70,7 +70,7 @@ def zero(bench: ProbeBench) -> ProbeFinding:
 
 
 def _tried(bench: ProbeBench, size_bytes: int) -> tuple[float, list[str]]:
-    """Return the median seconds of a registration, and its refusals with the GPU's memory free and in use."""
+    """The median seconds of a registration, and its refusals with the GPU's memory free and in use."""
     times_s, refusals = [], []
     free_bytes, _ = bench.device.driver.free_memory()
     used_bytes = int(free_bytes * _USED_SHARE) if bench.device.is_cuda else _USED_CPU_BYTES
@@ -92,7 +92,7 @@ def _tried(bench: ProbeBench, size_bytes: int) -> tuple[float, list[str]]:
 
 
 def register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, str]:
-    """Return the seconds that registering fresh pages takes in one part a thread, and the driver's refusal or ""."""
+    """The seconds that registering fresh pages takes in one part a thread, and the driver's refusal or ""."""
     parts = [Pages(size_bytes // threads) for _ in range(threads)]
     with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
         began_s = time.monotonic()
@@ -104,7 +104,7 @@ def register(bench: ProbeBench, size_bytes: int, threads: int) -> tuple[float, s
 
 
 def _across(bench: ProbeBench, name: str) -> str:
-    """Return the error by which a copy across two adjacent registrations is refused, or ""."""
+    """The error by which a copy across two adjacent registrations is refused, or ""."""
     bench.step(f"a {name} copy across two registrations")
     pages, card = Pages(2 * _BLOCK), Buffer(bench.device.driver, MemoryKind.device, _BLOCK)
     with pages.registered(bench, 0, _BLOCK), pages.registered(bench, _BLOCK, _BLOCK):
@@ -152,7 +152,7 @@ class Pages:
 
 
 def spare_bytes() -> int:
-    """Return a quarter of the available memory, which a probe may pin without others missing it."""
+    """A quarter of the available memory, which a probe may pin without others missing it."""
     return Sources().available_bytes() // 4
 
 
@@ -209,7 +209,7 @@ def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
 
 
 def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) -> list[float]:
-    """Return the wall times of swaps, at least a hundred and as long as `goes_on`."""
+    """The wall times of swaps, at least a hundred and as long as `goes_on`."""
     times_us: list[float] = []
     while len(times_us) < _LEAST_SWAPS or goes_on():
         began_ns = time.perf_counter_ns()

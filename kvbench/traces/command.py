@@ -92,7 +92,7 @@ def make(
 
 
 def _read(path: Path, given: RequestHeader, block_tokens: int) -> "list[Request]":
-    """Return the requests of a file whose ids fit the blocks, and say what they are; raises UsageError."""
+    """Read the requests of a file whose ids fit the blocks, and say what they are; raises UsageError."""
     requests = read_requests(path, given)
     check_block(block_tokens, requests[0].hash_tokens)
     span_s = requests[-1].arrival_s - requests[0].arrival_s

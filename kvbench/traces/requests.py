@@ -96,10 +96,10 @@ class Request(msgspec.Struct, frozen=True):
     hash_tokens: int
 
     def keys(self, block_tokens: int) -> list[int]:
-        """Return one key for each full block; equal keys are equal prefixes. Blocks divide the tokens of an id."""
+        """One key for each full block; equal keys are equal prefixes. Blocks divide the tokens of an id."""
         full, per = self.input_tokens // block_tokens, self.hash_tokens // block_tokens
         needed = self.hash_ids[: -(-full // per)]
-        return [first * per + at for first in needed for at in range(per)][:full]
+        return [first * per + block for first in needed for block in range(per)][:full]
 
 
 _Time = Annotated[float, msgspec.Meta(ge=0, le=1e19)] | Annotated[int, msgspec.Meta(ge=0)]
@@ -143,7 +143,7 @@ def check_block(block_tokens: int, hash_tokens: int) -> None:
 
 
 def read_requests(path: Path, given: RequestHeader | None = None) -> list[Request]:
-    """Return the requests of a file in order of time, one or more; what is `given` goes before the file's header.
+    """The requests of a file in order of time, one or more; what is `given` goes before the file's header.
 
     Raises UsageError for a file that cannot be read, that has another format, or that leaves a unit open.
     """
@@ -162,11 +162,12 @@ def read_requests(path: Path, given: RequestHeader | None = None) -> list[Reques
 
 
 def share_nothing(requests: Sequence[Request]) -> bool:
-    return len(set().union(*(one.hash_ids for one in requests))) == sum(len(one.hash_ids) for one in requests)
+    ids = [request.hash_ids for request in requests]
+    return len(set().union(*ids)) == sum(map(len, ids))
 
 
 def _rows(lines: Iterable[bytes]) -> tuple[RequestHeader, list[_Row]]:
-    """Return the header and one or more requests, in order of time; raises UsageError."""
+    """The header and one or more requests, in order of time; raises UsageError."""
     header, rows, ids, columns = RequestHeader(), list[_Row](), 0, list[str]()
     for number, text in enumerate(lines, start=1):
         line = text.removeprefix(_BOM).strip() if number == 1 else text.strip()
@@ -186,7 +187,7 @@ def _rows(lines: Iterable[bytes]) -> tuple[RequestHeader, list[_Row]]:
 
 
 def _row(number: int, text: bytes, columns: Sequence[str] = ()) -> _Row:
-    """Return the request of a line, of a CSV with these columns; raises UsageError, which says what another line is."""
+    """The request of a line, of a CSV with these columns; raises UsageError, which says what another line is."""
     try:
         line = _converted(_of_cells(text, columns)) if columns else msgspec.json.decode(text, type=_Line)
     except (ValueError, RecursionError):
@@ -207,7 +208,7 @@ def _cells(text: bytes) -> list[str]:
 
 
 def _of_cells(text: bytes, columns: Sequence[str]) -> dict[str, Any]:
-    """Return the line of a CSV as an object: its numbers and lists are written as in JSON. Raises UsageError."""
+    """The line of a CSV as an object: its numbers and lists are written as in JSON. Raises UsageError."""
     cells = _cells(text)
     if len(cells) != len(columns):
         raise UsageError(f"{len(cells)} cells, but the first line names {len(columns)} columns")
@@ -221,7 +222,7 @@ def _of_cells(text: bytes, columns: Sequence[str]) -> dict[str, Any]:
 
 
 def _decoded(text: bytes) -> dict[str, Any]:
-    """Return the JSON object of a line; raises UsageError."""
+    """The JSON object of a line; raises UsageError."""
     try:
         plain = msgspec.json.decode(text)
     except (ValueError, RecursionError):
@@ -244,15 +245,15 @@ def _decoded(text: bytes) -> dict[str, Any]:
 def _refuse_known(plain: object) -> None:
     """Raise UsageError for an object of a kind that is known, which it names."""
     values = list(plain.values()) if isinstance(plain, dict) else []
-    keys = {*(plain if isinstance(plain, dict) else ()), *(one for one in values if isinstance(one, str))}
-    keys.update(key for one in values if isinstance(one, dict) for key in one)
+    keys = {*(plain if isinstance(plain, dict) else ()), *(value for value in values if isinstance(value, str))}
+    keys.update(*(value for value in values if isinstance(value, dict)))
     for kind, marks in _KINDS.items():
         if keys & marks:
             raise UsageError(f"not a request trace but {kind}")
 
 
 def _converted(plain: dict[str, Any]) -> _Line:
-    """Return an object as a request; raises UsageError, which says what it is."""
+    """An object as a request; raises UsageError, which says what it is."""
     missing = [name for name in _Line.__struct_fields__[:-1] if name not in plain]
     if missing:
         _refuse_known(plain)
@@ -267,7 +268,8 @@ def _check_ids(rows: Sequence[_Row], hash_tokens: int | None) -> None:
     wrong = next((row for row in rows if not row.fits(size, least)), None)
     if wrong is None:
         return
-    fit = [str(one) for one in (1 << power for power in range(3, 13)) if all(row.fits(one, 0) for row in rows)]
+    sizes = [1 << power for power in range(3, 13)]
+    fit = [str(fitting) for fitting in sizes if all(row.fits(fitting, 0) for row in rows)]
     raise UsageError(
         f"line {wrong.number} has {len(wrong.ids)} ids for {wrong.input_tokens} input tokens, not one for "
         f"every {size}; {' or '.join(fit) or 'no power of two'} would fit all lines: say how many tokens an id is for "

@@ -55,27 +55,27 @@ class GpuPool:
         return [self._ids_of[key][0] for key in takewhile(self._ids_of.__contains__, keys)]
 
     def fits(self, blocks: int, hits: Sequence[int]) -> bool:
-        """Return whether a request of `blocks` blocks, of which `hits` are cached, can start now."""
+        """Whether a request of `blocks` blocks, of which `hits` are cached, can start now."""
         users = self._users
-        return blocks - sum(1 for one in hits if users[one]) <= len(self.free)
+        return blocks - sum(1 for block in hits if users[block]) <= len(self.free)
 
     def hold(self, hits: Sequence[int]) -> None:
         """Take cached blocks out of the free queue for one more request."""
-        for one in hits:
-            if not self._users[one]:
-                del self.free[one]
-            self._users[one] += 1
+        for block in hits:
+            if not self._users[block]:
+                del self.free[block]
+            self._users[block] += 1
 
     def take(self, count: int) -> list[int]:
         """Return `count` ids from the head of the queue; what they held is forgotten."""
         ids = []
         for _ in range(count):
-            one = self.free.popitem(last=False)[0]
-            self._users[one] = 1
-            ids.append(one)
-            key = self._key_of.pop(one, None)
+            block, _ = self.free.popitem(last=False)
+            self._users[block] = 1
+            ids.append(block)
+            key = self._key_of.pop(block, None)
             if key is not None:
-                left = tuple(other for other in self._ids_of[key] if other != one)
+                left = tuple(other for other in self._ids_of[key] if other != block)
                 if left:
                     self._ids_of[key] = left
                 else:
@@ -84,19 +84,19 @@ class GpuPool:
 
     def name(self, ids: Sequence[int], keys: Sequence[int]) -> None:
         """Record that each block of `ids` holds the content of its key."""
-        for one, key in zip(ids, keys, strict=True):
-            self._key_of[one] = key
-            self._ids_of[key] = (*self._ids_of.get(key, ()), one)
+        for block, key in zip(ids, keys, strict=True):
+            self._key_of[block] = key
+            self._ids_of[key] = (*self._ids_of.get(key, ()), block)
 
     def release(self, ids: Sequence[int]) -> None:
         """Give back the blocks of a request: the last first, those without a key before all that are free."""
-        for one in ids:
-            self._users[one] -= 1
-        unused = [one for one in ids if not self._users[one]]
+        for block in ids:
+            self._users[block] -= 1
+        unused = [block for block in ids if not self._users[block]]
         self.free.update(dict.fromkeys(reversed(unused)))
-        for one in unused:
-            if one not in self._key_of:
-                self.free.move_to_end(one, last=False)
+        for block in unused:
+            if block not in self._key_of:
+                self.free.move_to_end(block, last=False)
 
 
 class HostPool:
@@ -116,9 +116,9 @@ class HostPool:
 
     def use(self, keys: Sequence[int]) -> None:
         """Make the keys of a request the most recently used, the first of them the most."""
-        known, to_end = self._id_of, self._id_of.move_to_end
+        held, to_end = self._id_of, self._id_of.move_to_end
         for key in reversed(keys):
-            if key in known:
+            if key in held:
                 to_end(key)
 
     def take(self, count: int, kept: int) -> list[int] | None:
@@ -167,9 +167,9 @@ class CacheRun:
                 self.counts["requests that waited for blocks"] += 1
             while not self._gpu.fits(blocks, hits):
                 now_s = max(now_s, self._finish())
-            ids, seen = self._admit(now_s, blocks, keys, hits, len(usable))
+            ids, used = self._admit(now_s, blocks, keys, hits, len(usable))
             end_s = now_s + self._settings.prefill_s + self._settings.token_s * request.output_tokens
-            heapq.heappush(self._running, (end_s, number, ids, seen))
+            heapq.heappush(self._running, (end_s, number, ids, used))
             yield from self._until(now_s)
         yield from self._until(float("inf"))
 
@@ -197,17 +197,17 @@ class CacheRun:
         ids = [*hits, *new]
         if sources:
             self._emit(now_s, "h2d", sources, new[: len(sources)])
-        seen = loaded + offered
-        self._host.use(seen)
+        used = loaded + offered
+        self._host.use(used)
         if offered:
             self._store(now_s + self._settings.prefill_s, offered, ids[len(keys) - len(offered) :], len(loaded))
-            self._host.use(seen)
+            self._host.use(used)
         self._count(blocks, cached, len(sources))
-        return ids, seen
+        return ids, used
 
     def _store(self, at_s: float, keys: Sequence[int], ids: Sequence[int], kept: int) -> None:
         """Store the keys that the host does not hold yet; `kept` chunks were used by the same request before."""
-        missing = {key: one for key, one in zip(keys, ids, strict=False) if key not in self._host}
+        missing = {key: block for key, block in zip(keys, ids, strict=False) if key not in self._host}
         if not missing:
             return
         chunks = self._host.take(len(missing), kept + len(keys) - len(missing))

@@ -15,7 +15,7 @@ QUANTILES: Final = (10, 50, 90, 99)
 
 
 def _run_lengths(breaks: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the lengths of the runs of a swap: `breaks[i]` says that block i + 1 does not continue block i."""
+    """The lengths of the runs of a swap: `breaks[i]` says that block i + 1 does not continue block i."""
     ends = np.append(np.flatnonzero(breaks), len(breaks))
     lengths: list[int] = np.diff(ends, prepend=-1).tolist()
     return lengths
@@ -80,7 +80,7 @@ class TraceStatistics:
             "most_swaps_in_a_second": self.most_in_a_second,
             # Files without times of completion do not say it.
             "mean_in_flight": self.in_flight_s / self.span_s if self.span_s and self.in_flight_s else None,
-            **{name: one.summary(self.span_s, block_bytes) for name, one in self.by_direction.items()},
+            **{name: side.summary(self.span_s, block_bytes) for name, side in self.by_direction.items()},
         }
 
 
@@ -89,7 +89,7 @@ def span_text(summary: Mapping[str, Any]) -> str:
     flight = summary["mean_in_flight"]
     texts = [f"{summary['span_s']:.1f} s, up to {count(summary['most_swaps_in_a_second'])} swaps in a second"]
     texts += [f"{flight:.2f} swaps in flight on average"] if flight is not None else []
-    return "; ".join([*texts, f"four numbers are {', '.join(f'p{one}' for one in QUANTILES)}"])
+    return "; ".join([*texts, f"four numbers are {', '.join(f'p{percent}' for percent in QUANTILES)}"])
 
 
 def rows_of(summary: Mapping[str, Any]) -> list[list[str]]:
@@ -118,13 +118,13 @@ def _listed(quantiles: Mapping[str, int]) -> str:
 
 
 def _quantiles(counts: Mapping[int, int]) -> dict[str, int]:
-    """Return the quantiles of values that occur `counts` times; empty if there are none."""
+    """The quantiles of values that occur `counts` times; empty if there are none."""
     if not counts:
         return {}
     values = sorted(counts)
     reached = np.cumsum([counts[value] for value in values])
-    positions = np.searchsorted(reached, [reached[-1] * one / 100 for one in QUANTILES])
-    return {f"p{one}": values[at] for one, at in zip(QUANTILES, positions.tolist(), strict=True)}
+    positions = np.searchsorted(reached, [reached[-1] * percent / 100 for percent in QUANTILES])
+    return {f"p{percent}": values[index] for percent, index in zip(QUANTILES, positions.tolist(), strict=True)}
 
 
 def _blocks(lengths: Mapping[int, int]) -> dict[int, int]:

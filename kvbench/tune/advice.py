@@ -1,7 +1,8 @@
 """The record of an answer: all that text, JSON, a policy and a report say of runs, made from the runs once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from kvbench.cells.axes import Situation
 from kvbench.cells.policy import Choice
@@ -13,8 +14,7 @@ from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.situations import Answer, Evidence, Question, measured_beside, not_measured
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """What to use on one machine: the answers to a question, those for every block size that was measured beside steps,
     and what is known of swaps alone and of those of models.
     """

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict
 from kvbench.analysis.margins import TIED
@@ -126,11 +126,9 @@ def answers_of(shapes: Sequence[Measured]) -> list[ShapeAnswer]:
 def _answer(measured: Measured) -> ShapeAnswer:
     shape = arms_of(measured)
     chosen = pick([shape])
-    others: dict[Choice, Comparison] = {}
-    for other in measured.arms:
-        compared = compare_methods([shape], chosen.choice, other) if other != chosen.choice else None
-        if compared and compared.verdict is not Verdict.SLOWER:
-            others[other] = compared
+    replacements = (other for other in measured.arms if other != chosen.choice)
+    compared = {other: compare_methods([shape], chosen.choice, other) for other in replacements}
+    others = {other: result for other, result in compared.items() if result and result.verdict is not Verdict.SLOWER}
     return ShapeAnswer(measured, chosen, others)
 
 
@@ -152,8 +150,7 @@ def typical_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
     return [small] if large is small else [small, large]
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(NamedTuple):
     """How many times as fast as `over`, batched copies or an engine's own method, the choices of a rule are, at each
     of the shapes of a kind that one run measured both at.
     """
@@ -213,8 +210,7 @@ def taken(engine: Engine, measured: Measured, values: tuple[int, ...]) -> Choice
     return choice if choice.axes else measured.best_of(choice.backend) or choice
 
 
-@dataclass(frozen=True, slots=True)
-class RunLength:
+class RunLength(NamedTuple):
     """Runs of `blocks` blocks, the GB/s of merged copies at the shapes where they are the fastest, and whether the
     driver may make these copies with SMs.
     """

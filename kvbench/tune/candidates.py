@@ -88,10 +88,8 @@ class Measured:
     def in_rounds_of(self, choice: Choice) -> "Measured":
         """The same with only the methods that share a round, and so a start of kvbench, with one of them."""
         rounds = self.methods[choice].keys()
-        methods, called = (
-            {method: visits for method, visits in arms.items() if visits.keys() & rounds}
-            for arms in (self.methods, self.called)
-        )
+        methods = {method: visits for method, visits in self.methods.items() if visits.keys() & rounds}
+        called = {method: visits for method, visits in self.called.items() if visits.keys() & rounds}
         return replace(self, methods=methods, called=called)
 
     def visits_of(self, choice: Choice) -> Visits:
@@ -355,8 +353,7 @@ def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
     return machines.pop()
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The `machine` (its device and driver) of an answer, the runs that it rests on, and what most of their swaps have
     in common: the `workload` as values of axes, and the `trace` that all of them replay, empty without one.
     """
@@ -385,10 +382,8 @@ def origin_of(runs: Sequence[Run]) -> Origin:
 
 def tried(runs: Sequence[Run]) -> list[Cell]:
     """The cells that a choice can go by, measured or failed: single swaps, with nothing beside them."""
-    cells = []
-    for run in runs:
-        cells += [cell for cell, outcome in run.outcomes.items() if outcome.status != "skipped" and is_alone(cell)]
-    return cells
+    outcomes = chain.from_iterable(run.outcomes.items() for run in runs)
+    return [cell for cell, outcome in outcomes if outcome.status != "skipped" and is_alone(cell)]
 
 
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:

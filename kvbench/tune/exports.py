@@ -3,11 +3,10 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby, product
 from operator import ne
 from statistics import geometric_mean
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Neighbour, Situation, StreamState
@@ -29,28 +28,26 @@ _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have
 _COLUMNS: Final = 118
 
 
-@dataclass(frozen=True, slots=True)
-class _Times:
-    """Times of one choice divided by those of another, shape by shape."""
-
-    ratios: Sequence[float]
-
-    @property
-    def mean(self) -> float:
-        return geometric_mean(self.ratios) - 1
-
-    @property
-    def worst(self) -> float:
-        return max(self.ratios) - 1
-
-    def gain(self) -> str:
-        worst = f"at worst loses {self.worst:.0%}" if self.worst >= 0.005 else "loses nowhere"
-        mean = f"{'gains' if self.mean <= 0 else 'loses'} {abs(self.mean):.0%} on average"
-        return f"{mean} at {counted(len(self.ratios), 'shape')}, {worst}"
+# Times of one choice divided by those of another, shape by shape.
+Ratios = Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+def _mean_loss(ratios: Ratios) -> float:
+    return geometric_mean(ratios) - 1
+
+
+def _worst_loss(ratios: Ratios) -> float:
+    return max(ratios) - 1
+
+
+def _gain_text(ratios: Ratios) -> str:
+    mean, worst = _mean_loss(ratios), _worst_loss(ratios)
+    at_worst = f"at worst loses {worst:.0%}" if worst >= 0.005 else "loses nowhere"
+    on_average = f"{'gains' if mean <= 0 else 'loses'} {abs(mean):.0%} on average"
+    return f"{on_average} at {counted(len(ratios), 'shape')}, {at_worst}"
+
+
+class Change(NamedTuple):
     """A setting whose best value is not its default: what it is, and what it gains with the others as they are."""
 
     setting: EngineSetting
@@ -68,8 +65,7 @@ class Change:
         return [f"@@ -{self.place[1]} +{self.place[1]} @@", f"-{before}", f"+{after}"]
 
 
-@dataclass(frozen=True, slots=True)
-class Export:
+class Export(NamedTuple):
     """The settings of an engine that should change or stay, what was measured (`about`), and what more SMs cost."""
 
     about: Sequence[str]
@@ -116,7 +112,7 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
             kept.append(setting)
         else:
             without = (*values[:index], setting.default, *values[index + 1 :])
-            changes.append(Change(setting, value, shapes.times(without, values).gain()))
+            changes.append(Change(setting, value, _gain_text(shapes.ratios(without, values))))
     origin = origin_of(runs)
     about = [
         f"{engine.title}: {package}",
@@ -157,7 +153,7 @@ def _is_safe(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> bo
     """Whether a patch may set these values: what they cost a decode step was measured, and no shape loses by them."""
     defaults = shapes.defaults
     measured = values[0] in beside and (values[1:] == defaults[1:] or 0 in beside)
-    return values == defaults or (measured and shapes.times(defaults, values).worst <= TIED.fraction)
+    return values == defaults or (measured and _worst_loss(shapes.ratios(defaults, values)) <= TIED.fraction)
 
 
 def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> Iterator[str]:
@@ -168,7 +164,7 @@ def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> I
     engine = shapes.engine
     three = zip(engine.settings, best, values, strict=True)
     changed = [f"{name}={best_value}" for name, best_value, value in three if best_value != value]
-    yield f"not in the patch: {', '.join(changed)} {shapes.times(values, best).gain()}"
+    yield f"not in the patch: {', '.join(changed)} {_gain_text(shapes.ratios(values, best))}"
     # The settings after the first decide where the engine's copies, without SMs, replace its kernel.
     wanted = [best[0], *([0] if best[1:] != shapes.defaults[1:] else [])]
     missing = [count for count in wanted if count not in beside]
@@ -193,8 +189,7 @@ def _cost_text(arm: Arm) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Shapes:
+class _Shapes(NamedTuple):
     """The shapes on a stream in one state at which every candidate was measured, the SM counts, and all values of the
     settings compared.
     """
@@ -216,14 +211,14 @@ class _Shapes:
         enough = min(means) * (1 + KNEE.fraction)
         return next(values for values, mean in zip(ordered, means, strict=True) if mean <= enough)
 
-    def times(self, before: Values, after: Values) -> _Times:
+    def ratios(self, before: Values, after: Values) -> Ratios:
         """The times with `after` over those with `before`, at the shapes where they differ in what they choose."""
         ratios = [
             self.us_of(measured, after) / self.us_of(measured, before)
             for measured in self.measured
             if taken(self.engine, measured, before) != taken(self.engine, measured, after)
         ]
-        return _Times(ratios or [1.0])
+        return ratios or [1.0]
 
 
 def _recorded(name: str, engine: Engine, runs: Sequence[Run]) -> tuple[str, Sequence[EngineSetting]]:
@@ -282,11 +277,11 @@ def _loss_text(shapes: _Shapes, values: Values) -> str:
     def ratio(measured: Measured) -> float:
         return shapes.us_of(measured, values) / measured.us_of(fastest(measured.arms))
 
-    losses, worst = _Times([*map(ratio, shapes.measured)]), max(shapes.measured, key=ratio)
-    if losses.worst <= TIED.fraction:
+    ratios, worst = [*map(ratio, shapes.measured)], max(shapes.measured, key=ratio)
+    if _worst_loss(ratios) <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
     where = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst.arms).label}"
-    return f"takes {losses.mean:z.0%} more time on average, at worst {losses.worst:.0%} ({where})"
+    return f"takes {_mean_loss(ratios):z.0%} more time on average, at worst {_worst_loss(ratios):.0%} ({where})"
 
 
 def break_even(gated_loss: float, opened_loss: float) -> float:
@@ -302,7 +297,7 @@ def break_even(gated_loss: float, opened_loss: float) -> float:
 def _share_text(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Values) -> str:
     if of_gated == of_opened:
         return "the settings are the same whether a load finds the gate closed or open"
-    share = break_even(gated.times(of_gated, of_opened).mean, opened.times(of_opened, of_gated).mean)
+    share = break_even(_mean_loss(gated.ratios(of_gated, of_opened)), _mean_loss(opened.ratios(of_opened, of_gated)))
     return f"these settings are right if more than {share:.0%} of the loads find the gate closed"
 
 

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -15,7 +14,7 @@ from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
-from kvbench.models.geometry import LayerGroup, ModelSwap, model_swap
+from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
 from kvbench.results import Run
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.candidates import Measured
@@ -97,8 +96,7 @@ def token_lines(runs: Sequence[Run], keep: Callable[[Choice], bool], question: Q
                     yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
 
 
-@dataclass(frozen=True, slots=True)
-class _GroupCurve:
+class _GroupCurve(NamedTuple):
     """What the swaps of a group of layers take: the bytes of the group by tokens, and measured times by bytes."""
 
     bytes_at: Floats  # at the tokens of `_TOKENS`
@@ -204,8 +202,7 @@ def _most_tokens(swaps: Sequence[ModelSwap]) -> list[list[ModelSwap]]:
     return [*{(name, tp): groups for (name, tp, _), groups in by_tokens}.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """The swap of a model in one direction and stream state, at the GB/s of the choice for the `nearest` shape."""
 
     swap: ModelSwap
@@ -286,19 +283,18 @@ def _totals(swaps: Sequence[ModelSwap], loads: Sequence[Load]) -> Iterator[Total
     for groups in _by_model(swaps).values():
         if len(groups) > 1:
             times_us: dict[SwapKind, float] = {}
-            for load in loads:
-                if load.swap in groups:
-                    times_us[load.kind] = times_us.get(load.kind, 0) + load.us
+            for load in (load for load in loads if load.swap in groups):
+                times_us[load.kind] = times_us.get(load.kind, 0) + load.us
             yield groups[0], len(groups), times_us
 
 
-@dataclass(frozen=True, slots=True)
-class ModelAnswers:
+class ModelAnswers(NamedTuple):
     """What the swaps of models take: in each direction and stream state, of all groups of layers together, and over
     tokens; the gigabytes of a prompt of `PROMPT_TOKENS` tokens of each model; and the answer for `stores` beside decode
     steps.
     """
 
+    models: Sequence[Model]
     swaps: Sequence[ModelSwap]
     loads: Sequence[Load]
     totals: Sequence[Total]
@@ -311,15 +307,15 @@ def answer_models(
     runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool], rule: Rule, answers: Sequence[Answer]
 ) -> ModelAnswers:
     """Answer for the swaps of models that a question names, by the rule for swaps alone."""
-    loads = [load for swap in question.swaps for load in _loads(rule, swap)]
+    swaps = question.swaps
+    loads = [*chain.from_iterable(_loads(rule, swap) for swap in swaps)]
     beside_decode = (Direction.D2H, Situation.DECODE)
     stores = (answer for answer in answers if (answer.direction, answer.situation) == beside_decode)
     prompts = [
-        (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9)
-        for groups in _most_tokens(question.swaps)
+        (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9) for groups in _most_tokens(swaps)
     ]
-    lines = [*token_lines(runs, keep, question)]
-    return ModelAnswers(question.swaps, loads, [*_totals(question.swaps, loads)], lines, prompts, next(stores, None))
+    totals, lines = [*_totals(swaps, loads)], [*token_lines(runs, keep, question)]
+    return ModelAnswers(models_of(swaps), swaps, loads, totals, lines, prompts, next(stores, None))
 
 
 class GatherWait(NamedTuple):

@@ -263,17 +263,15 @@ def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
     choices = chain.from_iterable(shapes.values())
     methods = dict.fromkeys(choice.without_sms for choice in choices if choice.sms)
     kernels = {method: _needed_sms(method, shapes) for method in methods}
-    competing = {
-        measured: KeptArms(_with_needed_sms(measured, arms, kernels), measured) for measured, arms in shapes.items()
-    }
+    competing = {measured: _with_needed_sms(measured, arms, kernels) for measured, arms in shapes.items()}
     most = {method: max(need.most_sms for need in needs) for method, needs in kernels.items()}
     parts: list[RulePart] = []
     for picked, sizes in _picks(competing, most):
         of_sizes = [measured for measured in shapes if _serves(measured, sizes, _EVERY)]
         needs = [need for need in kernels.get(picked.choice, ()) if any(map(need.serves, of_sizes))]
         for need in needs or [_Need(picked.choice)]:
-            served = [*filter(need.serves, of_sizes)]
-            parts.append(RulePart(need.choice, picked, served, _overlap(sizes, need.sizes), need.blocks, need.counts))
+            served, ends = [*filter(need.serves, of_sizes)], _overlap(sizes, need.sizes)
+            parts.append(RulePart(need.choice, picked, served, ends, need.blocks, need.counts))
     return parts
 
 
@@ -450,7 +448,7 @@ def _both_sizes(smaller: _Need, larger: _Need) -> _Need:
     return replace(smaller, sizes=(smaller.sizes[0], larger.sizes[1]), counts=counts)
 
 
-def _with_needed_sms(measured: Measured, arms: Arms, kernels: Mapping[Choice, Sequence[_Need]]) -> dict[Choice, Visits]:
+def _with_needed_sms(measured: Measured, arms: Arms, kernels: Mapping[Choice, Sequence[_Need]]) -> KeptArms:
     """The methods of a shape, a kernel with the SMs that it needs, or with the next fewer that were measured."""
     methods = {choice: visits for choice, visits in arms.items() if choice.without_sms not in kernels}
     for method, needs in kernels.items():
@@ -459,7 +457,7 @@ def _with_needed_sms(measured: Measured, arms: Arms, kernels: Mapping[Choice, Se
         if counts:
             fewer = [choice for choice in counts if choice.sms <= needed.sms]
             methods[method] = arms[fewer[-1] if fewer else counts[0]]
-    return methods
+    return KeptArms(methods, measured)
 
 
 def costs_of(rule: Rule) -> dict[Measured, float]:

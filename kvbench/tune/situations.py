@@ -183,8 +183,7 @@ class Arm:
 MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What the answers for blocks of any size rest on: the rule for swaps alone, or why there is none (`no_rule`), and
     what was measured `beside` steps, of shuffled blocks and of others. On the device cpu no step runs beside swaps.
     """
@@ -373,8 +372,7 @@ def _slowed(method: Method) -> float:
     return method.slowdown[0] - 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Contest:
+class _Contest(NamedTuple):
     """Methods beside a step, compared by what each GB takes of the step, and of the thread if that counts."""
 
     arms: Mapping[Choice, Arm]

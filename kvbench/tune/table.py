@@ -9,7 +9,6 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.units import size_text
-from kvbench.models.geometry import models_of
 from kvbench.models.steps import BATCH
 from kvbench.text import ends
 from kvbench.tune.advice import Advice
@@ -116,8 +115,10 @@ def head_of(advice: Advice) -> str:
     answered = [answer for answer in advice.answers if answer.use]
     if not answered:
         return "Beside a step: needs a GPU" if advice.origin.on_host else ""
+    blocks = ends((answer.blocks for answer in answered), str)
+    sizes = ends((answer.block_bytes for answer in answered), size_text)
     lost = "Lost: of the step, for each GB that is moved; thread: of the thread that submits"
-    return f"{_blocks_text(answered)}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
+    return f"{blocks} blocks of {sizes}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
 
 
 def others_of(advice: Advice) -> list[list[str]]:
@@ -161,11 +162,6 @@ def _layout_text(placed: InLayout) -> str:
     return f"{method.choice.label} in {layout}, {figures}"
 
 
-def _blocks_text(answers: Sequence[Answer]) -> str:
-    sizes = ends((answer.block_bytes for answer in answers), size_text)
-    return f"{ends((answer.blocks for answer in answers), str)} blocks of {sizes}"
-
-
 def _fast(method: Method | None) -> str:
     """A method with its GB/s, how long a step takes, and the time until a swap is complete."""
     if method is None:
@@ -197,7 +193,7 @@ def in_lines(advice: Advice) -> Iterator[str]:
 
 def _model_page(models: ModelAnswers, prefill_tokens_per_s: float) -> Iterator[str | Grid]:
     """Yield the models, the swaps of each, and the lines about their tokens, with an empty line before each."""
-    for model in models_of(models.swaps):
+    for model in models.models:
         yield from ("", f"{model.name}: {model.text}")
     for swap in models.swaps:
         yield from ("", f"{swap.title}, {swap.tokens} tokens: {swap.blocks} blocks of {size_text(swap.block_bytes)}")

@@ -23,7 +23,7 @@ _BLOCK: Final = re.compile(r"(<!-- (?P<name>[\w-]+): begin -->\n)(?P<text>.*?)(<
 
 
 def filled(text: str) -> str:
-    return _BLOCK.sub(lambda match: match[1] + _made(match["name"], match["text"]) + match[4], text)
+    return _BLOCK.sub(lambda match: match[1] + (_made(match["name"]) or match["text"]) + match[4], text)
 
 
 def names_of(text: str) -> list[str]:
@@ -35,10 +35,7 @@ def without_blocks(text: str) -> str:
     return _BLOCK.sub("", text)
 
 
-def _made(name: str, text: str) -> str:
-    return _once(name) if name in MAKERS else text
-
-
 @cache
-def _once(name: str) -> str:
-    return f"{MAKERS[name]().strip()}\n"
+def _made(name: str) -> str:
+    """Return what is made of a block; "" for one that another module writes."""
+    return f"{MAKERS[name]().strip()}\n" if name in MAKERS else ""

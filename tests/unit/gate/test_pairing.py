@@ -17,7 +17,7 @@ from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import VISIT, about_backends, pair, partners, values_of
 from kvbench.gate.side_by_side import half_of_memory, parse_side
-from kvbench.results import SCHEMA, Control, Record, Run, Visit
+from kvbench.results import SCHEMA, Control, Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance, EffectivePath, Samples
 from kvbench.run.protocol import VERSION
 from kvbench.sweep.checks import usable_bytes
@@ -30,7 +30,7 @@ SAME = {cell: cell for cell in CELLS}
 
 
 def write(path: Path, records: list[Record], **changes: object) -> Run:
-    return synthetic.loaded(path, records, synthetic.info(**changes))  # type: ignore[arg-type]
+    return load_run(synthetic.write_run(path, records, synthetic.info(**changes)))  # type: ignore[arg-type]
 
 
 def environment(folder: Path, answer: str) -> Path:
