@@ -9,7 +9,7 @@ from kvbench.report.build import report_of
 from kvbench.report.document import render_page
 from kvbench.report.model import DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.report.page import html_page
-from kvbench.results import Note, Record, Run, RunInfo, load_run
+from kvbench.results import Note, Record, Run, RunInfo
 from tests import synthetic
 
 HOSTILE = (
@@ -42,7 +42,7 @@ def hostile_run(folder: Path, text: str, name: str = "run", **identity: str) -> 
 
 
 def made_run(folder: Path, records: Sequence[Record], info: RunInfo | None = None, name: str = "run") -> Run:
-    return load_run(synthetic.write_run(folder / name, records, info))
+    return synthetic.loaded(folder / name, records, info)
 
 
 def made_report(folder: Path, records: Sequence[Record], info: RunInfo | None = None) -> Report:

@@ -1,6 +1,6 @@
 """Run directories for tests, written by the real writer; the times come from a formula, nothing is measured."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -8,7 +8,8 @@ import numpy as np
 
 from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.results import Beside, Ceiling, Failure, Record, RunInfo, RunWriter, Samples, Skip, Visit
+from kvbench.results import Beside, Ceiling, Failure, Record, Run, RunInfo, RunWriter, Samples, Skip, Visit
+from kvbench.results.rundir import load_run
 from kvbench.results.schema import Roof
 
 CEILING_GBPS = 55.5
@@ -61,6 +62,10 @@ def visit(cell: Cell, swap_us: float, count: int = 30, noise: float = 0.02, roun
         calls=1,
         verified_bytes=cell.swap_bytes,
     )
+
+
+def with_samples(made: Visit, changes: Mapping[str, object], **others: object) -> Visit:
+    return msgspec.structs.replace(made, samples=msgspec.structs.replace(made.samples, **changes), **others)
 
 
 def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Visit]:
@@ -216,3 +221,7 @@ def write_run(path: Path, records: Iterable[Record], info_: RunInfo | None = Non
         for record in made:
             writer.append(record)
     return path
+
+
+def loaded(path: Path, records: Iterable[Record], info_: RunInfo | None = None) -> Run:
+    return load_run(write_run(path, records, info_))

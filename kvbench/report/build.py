@@ -99,7 +99,12 @@ SECTIONS: Final = (
         config="threshold",
     ),
     Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
-    Section("queue", "Queue depth: a submission behind queued swaps", _contrast(streams.QUEUE_DEPTH), config="queue"),
+    Section(
+        "queue",
+        "Queue depth: a submission behind queued swaps",
+        _contrast(streams.QUEUE_DEPTH, streams.QUEUE_STREAMS),
+        config="queue",
+    ),
     Section("beside", "Beside a step: what swaps cost it", beside.make, of_all=True, config="beside"),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*streams.STREAM_STATES)),

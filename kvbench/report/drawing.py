@@ -280,7 +280,9 @@ def _draw_line(ax: Axes, line: PlotLine) -> None:
 
 
 def _write_notes(ax: Axes, panel: PlotPanel) -> None:
-    """Write the notes of points beside them, the last of each line first, where nothing is drawn or written."""
+    """Write the notes of points beside them, the last of each line first: where nothing is drawn or written, and no
+    other point is nearer.
+    """
     points = [ax.transData.transform(list(zip(line.x, line.y, strict=True))) for line in panel.lines]
     drawn = [Path(of_line) for of_line in points]
     if panel.x_ceiling is not None:
@@ -291,7 +293,10 @@ def _write_notes(ax: Axes, panel: PlotPanel) -> None:
         noted = list(zip(line.x, line.y, line.notes, of_line, strict=False))
         for x, y, note, (across, up) in reversed(noted):
             for place in _places(ax, (across, up), note):
-                if place.count_overlaps(taken) or any(path.intersects_bbox(place, filled=False) for path in drawn):
+                centre = (place.x0 + place.x1) / 2, (place.y0 + place.y1) / 2
+                nearest = min(math.dist(centre, point) for of_other in points for point in of_other)
+                crossed = any(path.intersects_bbox(place, filled=False) for path in drawn)
+                if crossed or place.count_overlaps(taken) or nearest < math.dist(centre, (across, up)):
                     continue
                 taken.append(place)
                 # In typographic points from the point, which hold for every resolution that the figure is written in.

@@ -15,8 +15,13 @@ from kvbench.sweep.spec import Replay, Sampling
 VERSION: Final = 9
 
 
-class _Message(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type"):
-    """A line in either direction."""
+class _Message(
+    msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True, tag_field="type", omit_defaults=True
+):
+    """A line in either direction.
+
+    A field at its default is left out: the gate speaks to a build that lacks it, as long as nothing asks for it.
+    """
 
 
 class Open(_Message, tag="open", frozen=True, kw_only=True):

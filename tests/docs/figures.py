@@ -1,10 +1,12 @@
 """The figures of README, from the runs of the newest committed report; without one, a line says so."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.markdown import anchor
@@ -52,45 +54,37 @@ def _situation(direction: str, beside: str, use: str, gbps: str, step: str, cost
     return swap, use if other == "-" else f"{use}<br>otherwise {other}", gbps, costs or "-"
 
 
-class Asked(NamedTuple):
-    """A question, the pull request of vLLM that raised it ("" for none), and the run and the section that answer it."""
-
-    question: str
-    pull_request: str
-    run: str
-    section: str
-
-
+# A question, the pull request of vLLM that raised it ("" for none), and the run and section that answer it.
 _ASKED: Final = (
-    Asked("Is there a cliff, and why?", "42212", "cliff", "cliff"),
-    Asked("The copy engine or a kernel?", "42212", "threshold", "threshold"),
-    Asked("How many SMs?", "42212", "sm-ladder", "sm-ladder"),
-    Asked("ANY or STREAM?", "39306", "order", "order"),
-    Asked("Batched or block by block?", "38460", "models", "models"),
-    Asked("When is a stream full?", "29013", "queue", "queue"),
-    Asked("What does a step beside it lose?", "", "beside", "beside"),
+    ("Is there a cliff, and why?", "42212", "cliff"),
+    ("The copy engine or a kernel?", "42212", "threshold"),
+    ("How many SMs?", "42212", "sm-ladder"),
+    ("ANY or STREAM?", "39306", "order"),
+    ("Batched or block by block?", "38460", "models"),
+    ("When is a stream full?", "29013", "queue"),
+    ("What does a step beside it lose?", "", "beside"),
 )
 
 
 def picture() -> str:
     """The cliff of the card, with a link to its table."""
-    (chapter,) = _chapters("cliff", "cliff")
+    (chapter,) = _chapters("cliff")
     return f"[![Cliff: GB/s against block size]({_LINK}/cliff-cliff.png)]({_link_to(chapter.section.short_title)})"
 
 
 def asked() -> str:
     """A line for each question: what its section finds in the run of the card, or that the run is missing."""
-    rows = [f"| {_linked(each)} | {_found(each)} |" for each in _ASKED]
+    rows = [f"| {_linked(question, number)} | {_found(name)} |" for question, number, name in _ASKED]
     if (RUNS / "threshold").is_dir():
-        asked = _ASKED[1]._replace(question="Above what block size is batched faster than Triton?")
-        rows.insert(2, f"| {_linked(asked)} | {_crossovers()} |")
+        crossed = _linked("Above what block size is batched faster than Triton?", "42212")
+        rows.insert(2, f"| {crossed} | {_crossovers()} |")
     limit = [f"| Where do small blocks end? | {_limit()} |"] if (RUNS / "engine").is_dir() else []
     return "\n".join(["| Asked | On this card |", "| --- | --- |", *rows, *limit])
 
 
 def _crossovers() -> str:
     """Above what block size batched copies are faster than the Triton kernel, by direction and SM count."""
-    (chapter,) = _chapters("threshold", "threshold")
+    (chapter,) = _chapters("threshold")
     (back_to_back, *_) = chapter.part.tables
     column = next(index for index, head in enumerate(back_to_back.header) if head.startswith("triton"))
     lines = [row for row in back_to_back.rows if str(row[1]).startswith("crossover, ") and row[column]]
@@ -98,23 +92,21 @@ def _crossovers() -> str:
     return f"{'; '.join(texts).replace('none to', 'not up to')} ([table]({_link_to(chapter.section.short_title)}))"
 
 
-def _linked(asked: Asked) -> str:
-    if not asked.pull_request:
-        return asked.question
-    return f"{asked.question} ([#{asked.pull_request}]({_PULL_REQUESTS}/{asked.pull_request}))"
+def _linked(question: str, number: str) -> str:
+    return f"{question} ([#{number}]({_PULL_REQUESTS}/{number}))" if number else question
 
 
-def _found(asked: Asked) -> str:
-    """Return the findings of a section, with a link to its table."""
-    chapters = _chapters(asked.run, asked.section) if (RUNS / asked.run).is_dir() else []
+def _found(name: str) -> str:
+    """Return the findings of a section in the run of its name, with a link to its table."""
+    chapters = _chapters(name) if (RUNS / name).is_dir() else []
     if not chapters:
-        return f"not measured: `kvbench sweep {asked.run}`"
+        return f"not measured: `kvbench sweep {name}`"
     findings = [plain(finding).replace(TIMES, "x") for finding in chapters[0].part.findings[:_MOST_FINDINGS]]
     return f"{' '.join(findings)} ([table]({_link_to(chapters[0].section.short_title)}))"
 
 
-def _chapters(run: str, section: str) -> list[Chapter]:
-    return [chapter for chapter in report_of([committed(run)]).chapters if chapter.section.name == section]
+def _chapters(name: str) -> list[Chapter]:
+    return [chapter for chapter in report_of([committed(name)]).chapters if chapter.section.name == name]
 
 
 def _limit() -> str:
@@ -158,9 +150,13 @@ def committed(run: str) -> Run:
     return load_run(RUNS / run)
 
 
-def of_a_card(makers: Mapping[str, Callable[[], str]]) -> Mapping[str, Callable[[], str]]:
-    """Return the makers of what a committed report has, or, while there is none, makers of a line that says so."""
-    return makers if CARDS else dict.fromkeys(makers, lambda: "No report of this version is committed yet.")
+def _printed(*command: str) -> str:
+    """The first lines that a command prints about runs of the card."""
+    command = (sys.executable, "-m", "kvbench", *command, f"{_LINK}/runs/engine", f"{_LINK}/runs/beside")
+    text = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return "\n".join(["```", *text.splitlines()[:9], "```"])
 
 
-MAKERS: Final = of_a_card({"picture": picture, "numbers": numbers, "asked": asked})
+_OUTPUTS: Final = {"show": partial(_printed, "show"), "chat": partial(_printed, "report", "--snippet", "chat")}
+_MAKERS: Final = {"picture": picture, "numbers": numbers, "asked": asked, **_OUTPUTS}
+MAKERS: Final = _MAKERS if CARDS else dict.fromkeys(_MAKERS, lambda: "No report of this version is committed yet.")

@@ -118,6 +118,7 @@ ORDER: Final = Contrast(
 
 
 MIN_DEPTHS: Final = 4
+MIN_STREAM_COUNTS: Final = 3  # one stream against a pool is a column of the table of depths
 _BEGUN: Final = "†"
 
 
@@ -135,6 +136,15 @@ def _depths(view: View) -> Pinned | None:
     deep = busy.join(depths[depths >= MIN_DEPTHS], on=ladder).dropna(subset="depths")
     cells = deep.sort_values(["blocks", "block_bytes", "backend", "streams", "queued"])
     return Pinned(cells, pinned.hidden) if len(cells) else None
+
+
+def _stream_counts(view: View) -> Pinned | None:
+    pinned = view.pin(view.cells, shown=QUEUE)
+    queued = where(pinned.cells, stream_state="busy").query("queued > 0")
+    ladder = ["block_bytes", "direction", "backend", "blocks", "queued"]
+    pools = measured(queued).groupby(ladder)["streams"].nunique().rename("pools")
+    cells = queued.join(pools[pools >= MIN_STREAM_COUNTS], on=ladder).dropna(subset="pools")
+    return Pinned(cells.sort_values([*ladder, "streams"]), pinned.hidden) if len(cells) else None
 
 
 def _submission(outcome: Outcome) -> str:
@@ -209,6 +219,11 @@ def _knee_effect(side: ContrastSide) -> Iterable[Text]:
         yield f"{side.cell.direction}: no number of queued swaps makes a submission clearly slower."
 
 
+def _full_notes(side: ContrastSide) -> list[Text]:
+    is_full = any(outcome.depth_held < 0.5 for outcome in side.measured)
+    return [f"{_BEGUN} in most samples the driver's queue did not hold all"] if is_full else []
+
+
 def _cells_of(side: ContrastSide, arm: str) -> list[Outcome]:
     return [line[arm] for line in side.lines if arm in line]
 
@@ -225,10 +240,22 @@ QUEUE_DEPTH: Final = Contrast(
     last=_knee_line,
     notes=lambda side: [
         f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g}x the longer time of the two smallest",
-        *[f"{_BEGUN} in most samples the driver's queue did not hold all"]
-        * any(outcome.depth_held < 0.5 for outcome in side.measured),
+        *_full_notes(side),
     ],
     find=_knee_effect,
+)
+
+
+QUEUE_STREAMS: Final = Contrast(
+    needed=f"it needs a backend measured behind queued swaps on {MIN_STREAM_COUNTS} numbers of streams or more",
+    select=_stream_counts,
+    apart=(contrast.by_direction,),
+    keys=(Key("Streams", lambda cell: cell.streams, lambda outcome: count(outcome.cell.streams)),),
+    title=lambda side: f"{side.cell.direction}: us a submission, by the streams that queued swaps are distributed over",
+    arm=lambda outcome: f"{name_of(outcome)}, {swap_text(outcome.cell)}, {count(outcome.cell.queued)} queued",
+    columns=lambda side: [Figure(arm, arm, _submission) for arm in side.arms],
+    includes=lambda _: INCLUDES["caller_us"],
+    notes=_full_notes,
 )
 
 

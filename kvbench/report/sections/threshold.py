@@ -81,14 +81,21 @@ def _crossovers(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str
     return lines
 
 
-def _crossover(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> str:
-    """Return above what block size batched copies are faster than a kernel; "" with too few sizes."""
+def _crossover(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> Text:
+    """Above what block size batched copies are faster than a kernel; "" with too few sizes.
+
+    Where the largest size does not decide, neither "none" nor a size can be said: only from where on it is open.
+    """
     verdicts = _verdicts(batched, kernel)
     if len(verdicts) < _MIN_SIZES:
         return ""
-    first = _first_faster([*verdicts.values()])
-    sizes = [*verdicts]
-    return f"from {bytes_size(sizes[first])}" if first < len(sizes) else f"none to {bytes_size(sizes[-1])}"
+    sizes, first = [*verdicts], _first_faster([*verdicts.values()])
+    if first < len(sizes):
+        return f"from {bytes_size(sizes[first])}"
+    decided = [size for size, verdict in verdicts.items() if verdict is not Verdict.UNDECIDED]
+    if decided and decided[-1] == sizes[-1]:
+        return f"none to {bytes_size(sizes[-1])}"
+    return f"undecided above {bytes_size(decided[-1])}" if decided else "undecided"
 
 
 def _verdicts(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> Mapping[int, Verdict]:

@@ -15,7 +15,7 @@ from kvbench.errors import ExitCode
 from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row, judge
 from kvbench.gate.outputs import message, name_of_row
 from kvbench.results import Control, Record, Run, Visit
-from tests.synthetic import beside, failure, skip
+from tests.synthetic import beside, failure, skip, with_samples
 from tests.unit.gate.gated import CELLS, DIRECTIONS, Side, compared, judge_runs, made, paired
 
 VICTIM = CELLS[4]
@@ -119,8 +119,7 @@ def without_figure(run: Run, cell: Cell) -> Run:
     def ended(record: Record) -> Record:
         if not isinstance(record, Visit) or record.cell != cell:
             return record
-        samples = msgspec.structs.replace(record.samples, pending_after=[0] * len(record.samples))
-        return msgspec.structs.replace(record, samples=samples)
+        return with_samples(record, {"pending_after": [0] * len(record.samples)})
 
     return replace(run, records=[ended(record) for record in run.records])
 
@@ -203,8 +202,7 @@ def doubled(cell: Cell, every: Sequence[int], count: int = 15) -> Callable[[Reco
         filled = {
             name: [values[0]] * count for name, values in msgspec.structs.asdict(record.samples).items() if values
         }
-        samples = msgspec.structs.replace(record.samples, **filled | {"wall_us": times})
-        return msgspec.structs.replace(record, samples=samples)
+        return with_samples(record, filled | {"wall_us": times})
 
     return changed
 

@@ -17,9 +17,9 @@ from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import VISIT, about_backends, pair, partners, values_of
 from kvbench.gate.side_by_side import half_of_memory, parse_side
-from kvbench.results import SCHEMA, Control, Record, Run, Visit, load_run
+from kvbench.results import SCHEMA, Control, Record, Run, Visit
 from kvbench.results.schema import Disturbance, EffectivePath, Samples
-from kvbench.run.protocol import VERSION
+from kvbench.run.protocol import VERSION, Reserve
 from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
 from tests import synthetic
@@ -30,7 +30,7 @@ SAME = {cell: cell for cell in CELLS}
 
 
 def write(path: Path, records: list[Record], **changes: object) -> Run:
-    return load_run(synthetic.write_run(path, records, synthetic.info(**changes)))  # type: ignore[arg-type]
+    return synthetic.loaded(path, records, synthetic.info(**changes))  # type: ignore[arg-type]
 
 
 def environment(folder: Path, answer: str) -> Path:
@@ -281,3 +281,10 @@ def test_two_sides_share_the_memory_of_one_sweep() -> None:
     opened.device.host_free_bytes, opened.device.device_free_bytes = 1000, 600
     assert half_of_memory(Limits(), opened) == Limits(usable_bytes(None, 1000) // 2, usable_bytes(None, 600) // 2)
     assert half_of_memory(Limits(200, 10_000), opened) == Limits(100, 300)
+
+
+def test_a_build_without_a_newer_field_understands_a_gate_that_does_not_ask_for_it() -> None:
+    """The fields of protocol 9 when it was new; who makes another one required raises the version."""
+    asked = Reserve(pool_bytes=1, host_pools=1, backends=["sm"], busy_delay_us=1, policy=None)
+    fields = {"type", "pool_bytes", "host_pools", "backends", "busy_delay_us", "policy"}
+    assert (VERSION, msgspec.to_builtins(asked).keys()) == (9, fields)

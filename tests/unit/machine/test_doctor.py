@@ -112,12 +112,35 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (identity(link="c2c"), "link", Status.OK, "C2C"),
         (loaded(pcie_width=8), "link", Status.WARN, "gen 5 x8 of gen 5 x16 (under load)"),
         (identity(bar1_bytes=256 * 2**20), "BAR1", Status.WARN, "256 MiB for 143360 MiB"),
+        (HEALTHY, "NUMA", Status.OK, "node 0; this process may use 2 of its 4 CPUs"),
         (replace(HEALTHY, allowed_cpus=frozenset({9})), "NUMA", Status.WARN, "node 0"),
-        (replace(HEALTHY, under_load="no copies"), "clocks", Status.INFO, "345 of 1980 MHz"),
-        (loaded(clock_limits=["hw_thermal_slowdown"]), "throttle", Status.WARN, "hw_thermal_slowdown"),
-        (loaded(clock_limits=["sw_power_cap"]), "throttle", Status.WARN, "sw_power_cap"),
+        (replace(HEALTHY, gpu_cpus=frozenset()), "NUMA", Status.INFO, "the GPU's node is unknown"),
+        (
+            replace(HEALTHY, under_load="no copies"),
+            "link",
+            Status.INFO,
+            "gen 1 x16 of gen 5 x16 (read idle: no copies)",
+        ),
+        (
+            replace(HEALTHY, under_load="no copies"),
+            "clocks",
+            Status.INFO,
+            "345 of 1980 MHz, memory 3201 MHz (read idle)",
+        ),
+        (loaded(sm_clock_mhz=1484), "clocks", Status.INFO, "1484 of 1980 MHz, memory 3201 MHz (under load)"),
+        (loaded(sm_clock_mhz=1485), "clocks", Status.OK, "1485 of 1980 MHz"),
+        (loaded(clock_limits=["hw_thermal_slowdown"]), "throttle", Status.WARN, "slowdown at 30 °C, 76.5 W; cool the"),
+        (
+            loaded(clock_limits=["sw_power_cap"]),
+            "throttle",
+            Status.WARN,
+            "sw_power_cap at 30 °C, 76.5 W; check the power",
+        ),
+        (loaded(clock_limits=["application_clocks"]), "throttle", Status.WARN, "unlock them: nvidia-smi -rgc"),
+        (loaded(clock_limits=None), "throttle", Status.INFO, "unknown: it was not read"),
         (observed(other_processes=OTHERS), "other processes", Status.WARN, "train (7, 1024 MiB), a process (8)"),
         (observed(gpu_utilisation_percent=60), "other processes", Status.WARN, "60% busy"),
+        (observed(other_processes=None), "other processes", Status.INFO, "unknown: it was not read"),
         (engine(nvrtc=Component(error="no wheel")), "NVRTC", Status.WARN, "no wheel"),
         (replace(engine(triton=Component(error="none")), device="cpu"), "Triton", Status.INFO, "not needed for the"),
         (observed(host_available_bytes=GIB), "host memory", Status.WARN, "1024 MiB"),
@@ -130,14 +153,15 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (replace(HEALTHY, iommu=""), "IOMMU", Status.INFO, "no IOMMU group of the GPU is visible here"),
         (replace(HEALTHY, huge_pages="always madvise [never]"), "huge pages", Status.INFO, "transparent: never"),
         (replace(HEALTHY, huge_pages=""), "huge pages", Status.INFO, "is not visible here"),
-        (observed(host_load_1min=12.0), "host load", Status.WARN, "12.00 on 16 CPUs"),
+        (observed(host_load_1min=8.1), "host load", Status.WARN, "8.10 on 16 CPUs"),
+        (observed(host_load_1min=8.0), "host load", Status.OK, "8.00 on 16 CPUs"),
         (observed(cpu_governor="powersave"), "host load", Status.INFO, "powersave"),
     ],
 )
 def test_a_finding_decides_the_status_of_its_check(findings: Findings, name: str, status: Status, said: str) -> None:
     diagnosis = check(findings, name)
     assert diagnosis.status is status
-    assert said in diagnosis.found
+    assert said in f"{diagnosis.found}; {diagnosis.remedy}"
     assert diagnosis.remedy or status in (Status.OK, Status.INFO)
 
 

@@ -71,6 +71,7 @@ def test_only_swaps_that_end_while_both_directions_swap_count() -> None:
     own, other = while_all(ended(10, 20, 30, 40, 50), ended(18, 31, 44))
     assert [one.device_us for one in own] == [20, 30, 40]
     assert [one.device_us for one in other] == [18, 31, 44]
+    assert OneWay.gbps(mock.Mock(swap_bytes=3000), own) == 2 * 3000 / (40 - 20) / 1e3
     # so few that none is left: all of them
     assert [len(of) for of in while_all(ended(10, 11), ended(30, 31))] == [2, 2]
 

@@ -15,7 +15,7 @@ from kvbench.errors import UsageError
 from kvbench.machine.doctor import Check, Status
 from kvbench.report.fleet import hosts_in, remarks, row
 from kvbench.report.health import SPEC, Health, cards, health_of, link_gbps, reached_by, unmeasured_health
-from kvbench.results import Ceiling, Record, Run, load_run
+from kvbench.results import Ceiling, Record, Run
 from kvbench.results.between_runs import spread_between
 from kvbench.results.schema import Disturbance, Roof, Visit
 from kvbench.sweep.plan import expand
@@ -53,7 +53,7 @@ def made(
     identity = {"gpu_name": title, "pcie_max_generation": 5, "pcie_max_width": 16}
     info = synthetic.info(title, observed=[{"at": "start", **LINK, **observed}], identity=identity)
     number = len(list(folder.iterdir()))
-    return load_run(synthetic.write_run(folder / str(number), [*ceilings, *roofs, *visits, *records], info))
+    return synthetic.loaded(folder / str(number), [*ceilings, *roofs, *visits, *records], info)
 
 
 def slow_cpu(visit: Visit) -> Visit:
@@ -192,6 +192,6 @@ def test_a_file_that_is_not_of_the_doctor_is_refused_by_name(tmp_path: Path, tex
 
 
 def test_figures_of_no_run_are_none(tmp_path: Path) -> None:
-    reached = reached_by([load_run(synthetic.write_run(tmp_path / "run", []))])
+    reached = reached_by([synthetic.loaded(tmp_path / "run", [])])
     assert (reached.h2d_gbps, reached.h2d_blocks_per_s, reached.cpu_up_to_bytes) == (None, None, None)
     assert Health(answer="unknown", sentence="x").problems == []

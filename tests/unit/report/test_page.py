@@ -16,7 +16,7 @@ from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPa
 from kvbench.report.numbers import TIMES
 from kvbench.report.page import html_page
 from kvbench.report.tables import SIGNS
-from kvbench.results import Run, load_run
+from kvbench.results import Run
 from tests import synthetic
 from tests.reports import HOSTILE, hostile_run, made_run, page_of
 
@@ -59,7 +59,7 @@ class Outline(HTMLParser):
 @pytest.fixture(scope="module")
 def cliff(tmp_path_factory: pytest.TempPathFactory) -> Run:
     records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells(kib=synthetic.FEW_KIB))]
-    return load_run(synthetic.write_run(tmp_path_factory.mktemp("cliff") / "cliff", records))
+    return synthetic.loaded(tmp_path_factory.mktemp("cliff") / "cliff", records)
 
 
 @pytest.fixture(scope="module")

@@ -494,6 +494,7 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     cells = [replace(one, queued=depth) for depth in (0, 64, 1024, 4096)]
     many = replace(one, blocks=64)
     cells += [replace(many, queued=depth) for depth in (0, 2, 8, 16)]
+    cells += [replace(many, queued=16, streams=streams) for streams in (2, 4)]
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / 50.0)
     for visit in visits:
         held = visit.samples.depth_held or []  # of a cell with a queue
@@ -502,6 +503,8 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     bound = "full between 512 and 1 024 copies"
     assert rows_of(part_of(report, "queue").tables[0])["knee"] == [bound, bound]
     assert highlights_of(report, "queue") == [f"per_block, 1 stream, h2d: the driver's queue is {bound}."]
+    by_streams = part_of(report, "queue").tables[-1]
+    assert [lines_of(row)[0] for row in by_streams.rows] == ["1", "2", "4"]
 
 
 def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch(tmp_path: Path) -> None:
@@ -570,9 +573,8 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         slower = [1 + (made + 1) / 6 * number / 40 for number in range(40)]
         drift = [100.0 * times * (0.99 if cell.order is Order.ANY else 1.0) for times in slower]
         visit = synthetic.visit(cell, 100.0, count=40)
-        samples = msgspec.structs.replace(visit.samples, event_us=drift, wall_us=drift)
-        in_turn = {"samples": samples, "group": "one", "round": made, "span_ns": (made, made + 1)}
-        visits.append(msgspec.structs.replace(visit, **in_turn))
+        in_turn = {"group": "one", "round": made, "span_ns": (made, made + 1)}
+        visits.append(synthetic.with_samples(visit, {"event_us": drift, "wall_us": drift}, **in_turn))
     table = part_of(made_report(tmp_path, visits), "order").tables[0]
     assert [plain(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
 
@@ -650,7 +652,7 @@ def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_perce
 def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[Visit]:
     made = [synthetic.visit(cell, us, count=3, noise=0.0, round_=number) for number in range(6)]
     times = {"event_us": [us] * 3, "wall_us": [chain_us] * 3, "caller_us": [caller_us] * 3, "chain_us": [chain_us] * 3}
-    return [msgspec.structs.replace(one, samples=msgspec.structs.replace(one.samples, **times)) for one in made]
+    return [synthetic.with_samples(one, times) for one in made]
 
 
 @pytest.mark.parametrize(
@@ -806,20 +808,27 @@ def at_threshold(kib: int, **rates: float) -> list[Visit]:
 @pytest.mark.parametrize(
     ("kernel", "middle", "last", "edge", "words"),
     [
-        ("triton", (20.0, 20.0), 52.0, "32 KiB: triton faster", "from 64 KiB"),
-        ("triton", (50.0, 50.0), 52.0, "16 KiB: triton faster", "from 32 KiB"),
-        ("vllm_triton", (20.0, 20.0), 52.0, "32 KiB: vllm_triton faster", "from 64 KiB"),  # before kvbench's own
-        ("triton", (50.0, 50.0), 9.0, "", "none to 64 KiB"),
-        ("triton", (38.0, 38.0), 52.0, "", "from 64 KiB"),  # the same at 32 KiB
-        ("triton", (20.0, 70.0), 52.0, "", "from 64 KiB"),  # undecided there: faster in every other visit
+        ("triton", (20.0, 20.0), (52.0, 52.0), "32 KiB: triton faster", "from 64 KiB"),
+        ("triton", (50.0, 50.0), (52.0, 52.0), "16 KiB: triton faster", "from 32 KiB"),
+        (
+            "vllm_triton",
+            (20.0, 20.0),
+            (52.0, 52.0),
+            "32 KiB: vllm_triton faster",
+            "from 64 KiB",
+        ),  # before kvbench's own
+        ("triton", (50.0, 50.0), (9.0, 9.0), "", "none to 64 KiB"),
+        ("triton", (50.0, 50.0), (9.0, 70.0), "", "undecided above 32 KiB"),
+        ("triton", (38.0, 38.0), (52.0, 52.0), "", "from 64 KiB"),  # the same at 32 KiB
+        ("triton", (20.0, 70.0), (52.0, 52.0), "", "from 64 KiB"),  # undecided there: faster in every other visit
     ],
 )
 def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_sizes_told_apart(
-    tmp_path: Path, kernel: str, middle: Sequence[float], last: float, edge: str, words: str
+    tmp_path: Path, kernel: str, middle: Sequence[float], last: Sequence[float], edge: str, words: str
 ) -> None:
     visits = []
     for kib, turn in product((8, 16, 32, 64), (0, 1)):
-        gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last}[kib]
+        gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last[turn]}[kib]
         made = at_threshold(kib, **{"batched": gbps, "triton": 38.0, kernel: 38.0, "sm": 50.0})
         visits += [visit for visit in made if visit.round % 2 == turn]
     part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *visits]), "threshold")

@@ -10,13 +10,13 @@ from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.results import load_run
 from kvbench.results.columns import TYPES
 from kvbench.results.schema import Ceiling, Record, Roof
-from tests.synthetic import ceilings, cliff_cells, failure, info, visit, visits, write_run
+from tests.synthetic import ceilings, cliff_cells, failure, info, loaded, visit, visits, write_run
 
 FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=1 << 30, reuse=Reuse.FRESH)
 
 
 def frame_of(tmp_path: Path, *records: Record):  # type: ignore[no-untyped-def]  # a DataFrame
-    return load_run(write_run(tmp_path / "run", [*ceilings(), *records])).table.set_index("cell_id")
+    return loaded(tmp_path / "run", [*ceilings(), *records]).table.set_index("cell_id")
 
 
 def roof(scattered_us: float, dense_us: float) -> Roof:
@@ -81,7 +81,7 @@ def test_a_roof_without_a_figure_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_table_for_reading_has_at_most_sixty_columns_and_the_rest_by_name(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", visits(cliff_cells((64,), (4, 28)))))
+    run = loaded(tmp_path / "run", visits(cliff_cells((64,), (4, 28))))
     frame = run.frame()
     assert len(frame.columns) <= 60
     assert {"backend", "block_bytes", "gbps", "gbps_low", "status", "cell_id", "command"} <= {*frame}
@@ -94,7 +94,7 @@ def test_a_table_for_reading_has_at_most_sixty_columns_and_the_rest_by_name(tmp_
 
 def test_samples_carry_the_axes_of_their_cell(tmp_path: Path) -> None:
     cells = cliff_cells((64,), (4, 28))
-    run = load_run(write_run(tmp_path / "run", visits(cells, count=7)))
+    run = loaded(tmp_path / "run", visits(cells, count=7))
     samples = run.samples()
     own = samples[(samples.backend == "triton") & (samples.direction == "d2h") & (samples.block_bytes == 28 * 1024)]
     assert {*own.sms} == {12}
@@ -107,7 +107,7 @@ def test_samples_carry_the_axes_of_their_cell(tmp_path: Path) -> None:
 
 
 def test_a_run_is_one_line_and_its_visits_do_not_fill_a_screen(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", visits(cliff_cells((64,), (4,)), count=100)))
+    run = loaded(tmp_path / "run", visits(cliff_cells((64,), (4,)), count=100))
     assert repr(run).isprintable()
     assert len(repr(run)) < 200 + len(str(run.path))
     assert "Synthetic H200" in repr(run)
@@ -115,7 +115,7 @@ def test_a_run_is_one_line_and_its_visits_do_not_fill_a_screen(tmp_path: Path) -
 
 
 def test_every_column_is_written_by_one_call(tmp_path: Path) -> None:
-    run = load_run(write_run(tmp_path / "run", visits(cliff_cells((64,), (4,)))))
+    run = loaded(tmp_path / "run", visits(cliff_cells((64,), (4,))))
     path = run.to_csv(tmp_path / "mine.csv")
     assert path.read_text().splitlines()[0].split(",") == list(TYPES)
     assert path.read_bytes() == run.write_summary().read_bytes()

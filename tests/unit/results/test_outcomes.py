@@ -24,7 +24,7 @@ from kvbench.results.columns import NO_FIGURE, TIMES
 from kvbench.results.outcomes import CHAIN_TIME, LAYER_TIMES, Cost, Outcome, cost_of
 from kvbench.results.schema import Beside, Ceiling, Disturbance, EffectivePath, Failure, Record, Samples, Skip, Visit
 from tests import synthetic
-from tests.synthetic import visit, write_run
+from tests.synthetic import visit, with_samples, write_run
 
 CELL = Cell("batched", Direction.H2D, 1000, 16 << 10)
 BUSY = replace(CELL, stream_state=StreamState.BUSY)
@@ -371,8 +371,7 @@ def beside_of(cell: Cell, slowdown: float, start: int | None, number: int = 0, i
         swaps_beside_gbps=[40.0],
     )  # fmt: skip
     one = visit(replace(cell, blocks=4000), 409.6, count=3, round_=number)
-    samples = msgspec.structs.replace(one.samples, caller_us=[655.36] * 3)
-    return msgspec.structs.replace(one, samples=samples, beside=turn, process=start)
+    return with_samples(one, {"caller_us": [655.36] * 3}, beside=turn, process=start)
 
 
 def test_a_quarter_longer_at_40_gb_s_loses_5_ms_a_gb_and_the_thread_10() -> None:

@@ -169,7 +169,7 @@ def test_links_pipes_and_folders_are_not_followed(run: Path, tmp_path: Path, nam
     moved = tmp_path / "elsewhere"
     file.rename(moved)
     file.symlink_to(moved)
-    with pytest.raises(RunDirectoryError, match="symbolic link"):
+    with pytest.raises(RunDirectoryError, match="is a symbolic link, which kvbench does not follow"):
         load_run(run)
     file.unlink()
     os.mkfifo(file)
@@ -261,7 +261,7 @@ def test_the_command_of_a_run_names_the_policy_that_the_run_recorded(tmp_path: P
     command = ["kvbench", "sweep", "engine", *option, "--out", "engine"]
     for name, spec in (("with", {"policy": {"format": 1}}), ("without", {})):
         info = synthetic.info(command=command, spec=spec, status="running")
-        run = load_run(synthetic.write_run(tmp_path / name, [], info))
+        run = synthetic.loaded(tmp_path / name, [], info)
         recorded = ["kvbench", "sweep", "engine", "--policy", str(run.path)]
         assert run.reproducing() == (recorded if name == "with" else command[:-2])
 

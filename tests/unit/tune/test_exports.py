@@ -19,7 +19,7 @@ from kvbench.cells.installed import engines
 from kvbench.cli.main import app
 from kvbench.engine import nvrtc
 from kvbench.errors import UsageError
-from kvbench.results import Record, Run, load_run
+from kvbench.results import Record, Run
 from kvbench.run import runner
 from kvbench.tune.answer import shapes_of
 from kvbench.tune.exports import Export, break_even, export
@@ -92,7 +92,7 @@ def run_of(
     **info: object,
 ) -> Run:
     records: list[Record] = [*synthetic.ceilings(), *synthetic.rounds(made, rate, noise=0.001), *beside_decode(*beside)]
-    return load_run(synthetic.write_run(folder / "run", records, synthetic.info(**({"backends": [VLLM]} | info))))
+    return synthetic.loaded(folder / "run", records, synthetic.info(**({"backends": [VLLM]} | info)))
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +112,7 @@ def test_only_changed_settings_are_printed_with_their_line_and_gain(run: Run) ->
     made = vllm(run)
     assert changed(made) == {"NUM_SMS": 24}
     text = made.text()
+    assert "nothing to change" not in text
     assert "# NUM_SMS 12 to 24: gains 50% on average at 9 shapes, loses nowhere\n" in text
     assert text.splitlines()[0] == "# vLLM: vllm==0.33.0 (0123456789abcdef)"
     assert [line for line in text.splitlines() if line and not line.startswith("#")] == [
@@ -166,6 +167,7 @@ def test_a_setting_with_which_some_swaps_lose_is_in_no_patch(tmp_path: Path) -> 
 
     made = vllm(run_of(tmp_path, cells(), rate))
     assert changed(made) == {}
+    assert made.text().endswith("# nothing to change\n")
     assert "not in the patch: NUM_SMS=24 gains" in made.text()
 
 

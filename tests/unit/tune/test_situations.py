@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -19,7 +18,7 @@ from kvbench.cli.main import app
 from kvbench.errors import UsageError
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
-from kvbench.results import Run, Visit, load_run
+from kvbench.results import Run, Visit
 from kvbench.tune.advice import Advice
 from kvbench.tune.situations import Answer, Question
 from kvbench.tune.table import others_of, rows_of
@@ -55,16 +54,15 @@ def beside(
     made = []
     for number, factor in enumerate(factors):
         (visit,) = synthetic.beside(cell, 1 + (slowdown - 1) * factor, gbps, rounds=1)
-        caller_us = thread_ms * cell.swap_bytes / 1e6
-        samples = msgspec.structs.replace(visit.samples, caller_us=[caller_us] * len(visit.samples))
-        made.append(msgspec.structs.replace(visit, round=number, process=number // 2, samples=samples))
+        thread = {"caller_us": [thread_ms * cell.swap_bytes / 1e6] * len(visit.samples)}
+        made.append(synthetic.with_samples(visit, thread, round=number, process=number // 2))
     return made
 
 
 def run_of(folder: Path, *visits: Sequence[Visit], alone: Sequence[Cell] = ()) -> Run:
     rounds = synthetic.rounds([in_engine(cell) for cell in alone], lambda cell: 50.0 if cell.sms else 10.0, noise=0.001)
     records = [*synthetic.ceilings(), *rounds, *(visit for of_cell in visits for visit in of_cell)]
-    return load_run(synthetic.write_run(folder / "run", records))
+    return synthetic.loaded(folder / "run", records)
 
 
 def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:

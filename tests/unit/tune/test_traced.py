@@ -12,7 +12,7 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
-from kvbench.results import Run, load_run
+from kvbench.results import Run
 from kvbench.tune.answer import answers_of, shapes_of
 from kvbench.tune.candidates import PARTS, origin_of, parts_of, swaps_of_trace
 from kvbench.tune.text import workload_text
@@ -31,7 +31,7 @@ def replayed(backend: str, gbps: float) -> list[synthetic.Visit]:
 def run_of(folder: Path, *records: synthetic.Record, spec: Mapping[str, Any] = SPEC) -> Run:
     folder.mkdir(exist_ok=True)
     info = synthetic.info(spec=dict(spec))
-    return load_run(synthetic.write_run(folder / "run", [*synthetic.ceilings(), *records], info))
+    return synthetic.loaded(folder / "run", [*synthetic.ceilings(), *records], info)
 
 
 @pytest.fixture
