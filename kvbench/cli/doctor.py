@@ -119,7 +119,9 @@ def pool_checks(findings: Findings) -> list[Check]:
         memlock_counts=bool(findings.engine.pinning.get(findings.device)),
         ranks=max(1, len(findings.engine.pci_bus_ids)),
     )
-    return [Check(f"{one.title} pool", Status.INFO, one.pool(host)) for one in engines().values() if one.pool]
+    return [
+        Check(f"{engine.title} pool", Status.INFO, engine.pool(host)) for engine in engines().values() if engine.pool
+    ]
 
 
 def gather(asked: str) -> Findings:
@@ -135,14 +137,15 @@ def gather(asked: str) -> Findings:
         engine = EngineReport(engine_error=f"{type(error).__name__}: {error}")
     device = device_named(asked, engine.devices)
     bus_id = engine.pci_bus_ids.get(device)
-    facts = next((one for one in engine.devices if one.name == device), None)
-    known = identity(device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=facts.sm_count if facts else None)
-    node = known["gpu_numa_node"]
+    facts = next((facts for facts in engine.devices if facts.name == device), None)
+    sm_count = facts.sm_count if facts else None
+    fields = identity(device, engine.engine_version or "", pci_bus_id=bus_id, sm_count=sm_count)
+    node = fields["gpu_numa_node"]
     memlock_bytes, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Findings(
         device=device,
         engine=engine,
-        identity=known,
+        identity=fields,
         observed=observe(device, bus_id),
         under_load=_under_load(device) if facts and facts.kind == "cuda" else "no copies were running",
         allowed_cpus=frozenset(os.sched_getaffinity(0)),

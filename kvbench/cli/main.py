@@ -170,10 +170,10 @@ def run(arguments: list[str]) -> int:
             raise
         if isinstance(error, OSError) and error.filename and error.errno in _BAD_PATH:
             return _complain(f"{short(str(error.filename))}: {str(error.strerror).lower()}", ExitCode.USAGE)
-        at = extract_tb(error.__traceback__)[-1]
+        last = extract_tb(error.__traceback__)[-1]
         what = short(f"{type(error).__name__}: {error}", 300)
         return _complain(
-            f"{what} ({Path(at.filename).name}, line {at.lineno}); this is a bug in kvbench: please report it with "
+            f"{what} ({Path(last.filename).name}, line {last.lineno}); this is a bug in kvbench: please report it with "
             f"the output of the same command under {TRACEBACK_VARIABLE}=1 and of kvbench doctor --json",
             ExitCode.UNFORESEEN,
         )

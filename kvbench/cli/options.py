@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_type_hints
 
@@ -46,8 +46,11 @@ class FromStruct:
 def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with one option for every field of the structs that `FromStruct` marks."""
     hints = get_type_hints(command, include_extras=True)
-    extras = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
-    options = {name: _options(mark) for name, of in extras.items() for mark in of if isinstance(mark, FromStruct)}
+    options = {}
+    for name, hint in hints.items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, FromStruct):
+                options[name] = _options(mark)
     parameters = []
     for name, parameter in inspect.signature(command).parameters.items():
         parameters += options.get(name, [parameter.replace(annotation=hints[name])])
@@ -61,11 +64,11 @@ def with_struct_options(command: Callable[..., None]) -> Callable[..., None]:
             command(**given)
         except UsageError as error:
             name, _, why = str(error).partition(": ")
-            asked = why and any(name in given[of] for of in options)
-            names = [option.name for struct_options in options.values() for option in struct_options]
+            asked = why and any(name in given[structure] for structure in options)
+            names = [option.name for option in chain.from_iterable(options.values())]
             raise UsageError(f"{_flag(name)}: {_with_flags(why, names)}" if asked else str(error)) from None
 
-    # What `inspect.signature` returns, which typer asks.
+    # typer makes an option of each parameter that `inspect.signature` returns; these stand in no function.
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return spread
@@ -185,8 +188,8 @@ def _wrapped_rows(rows: Sequence[Sequence[str]], widths: list[int], columns: int
     """
     most = columns - len(_BETWEEN) * (len(widths) - 1)
     longest = [max(longest_word(text) for text in column) + len(_BETWEEN) for column in zip(*rows, strict=True)]
-    while sum(widths) > most and (wide := [one for one, width in enumerate(widths) if width > longest[one]]):
-        wrapping = {one: sum(len(row[one]) >= widths[one] for row in rows) for one in wide}
-        widths[min(wide, key=lambda one: (wrapping[one], -widths[one]))] -= 1
+    while sum(widths) > most and (wide := [column for column, width in enumerate(widths) if width > longest[column]]):
+        wrapping = {column: sum(len(row[column]) >= widths[column] for row in rows) for column in wide}
+        widths[min(wide, key=lambda column: (wrapping[column], -widths[column]))] -= 1
     cells = ([wrapped(*pair).splitlines() for pair in zip(row, widths, strict=True)] for row in rows)
     return [[*line] for row in cells for line in zip_longest(*row, fillvalue="")]

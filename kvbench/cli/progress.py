@@ -121,8 +121,8 @@ class PlainReporter(Observer):
 
     def _say_skips(self, plan: Plan) -> None:
         for reason, count in Counter(skip.reason for skip in plan.skipped).most_common():
-            of = ", ".join(dict.fromkeys(skip.cell.backend for skip in plan.skipped if skip.reason == reason))
-            self._say(f"skipped {counted(count, 'cell')} of {of}: {reason}")
+            backends = dict.fromkeys(skip.cell.backend for skip in plan.skipped if skip.reason == reason)
+            self._say(f"skipped {counted(count, 'cell')} of {', '.join(backends)}: {reason}")
 
     def _say(self, line: str) -> None:
         print(folded(line, terminal=False), flush=True, file=self._file)

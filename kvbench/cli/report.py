@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -132,9 +133,9 @@ def _load(paths: list[Path], progress: _Progress) -> "tuple[list[Run], list[str]
 
     loaded: list[Run] = []
     errors: list[RunDirectoryError] = []
-    given = [run for path in paths for run in runs_below(path)]
-    for number, path in enumerate(given, start=1):
-        progress("run", number, len(given))
+    folders = [*chain.from_iterable(map(runs_below, paths))]
+    for number, path in enumerate(folders, start=1):
+        progress("run", number, len(folders))
         try:
             loaded.append(run := load_run(path))
             _ = run.table  # now, while its journal is held

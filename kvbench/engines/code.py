@@ -100,14 +100,12 @@ class EngineCode:
     def settings(self, file: str) -> tuple[EngineSetting, ...]:
         """The settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
         text = self.path(file).read_text()
-        known, lines = _constants(text), text.splitlines()
+        constants, lines = _constants(text), text.splitlines()
         names = [name for name in self.files[file] if name.isupper()]
-        if lost := [name for name in names if name not in known]:
+        if lost := [name for name in names if name not in constants]:
             raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(lost)}")
-        return tuple(
-            EngineSetting(name, value, f"{file}:{number}", lines[number - 1])
-            for name, (value, number) in ((name, known[name]) for name in names)
-        )
+        found = [(name, *constants[name]) for name in names]
+        return tuple(EngineSetting(name, value, f"{file}:{number}", lines[number - 1]) for name, value, number in found)
 
 
 class OfPackage:
@@ -264,8 +262,8 @@ def _number(node: ast.expr) -> int | None:
         case ast.Constant(value=int(value)):
             return int(value)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            one, other = _number(left), _number(right)
-            return None if one is None or other is None else _OPERATORS[type(op)](one, other)
+            first, second = _number(left), _number(right)
+            return None if first is None or second is None else _OPERATORS[type(op)](first, second)
     return None
 
 

@@ -1,6 +1,7 @@
 """Engines: every method of each engine's own code, beside the best backend of the same run."""
 
 from collections.abc import Sequence
+from itertools import chain
 from statistics import median
 from typing import Final
 
@@ -44,9 +45,9 @@ def make(view: View) -> PartOrReason:
                 tables += [_table(run, before, engine, of_kind) for of_kind in _by_kind(shapes, engine)]
     if not tables:
         return "the engine's code copies blocks in pages on the host (host_pattern=page-first-TxC)"
-    every = [measured for _, shapes in runs for measured in shapes]
-    findings = [_same_api(engine, every) for engine in engines().values()]
-    findings += map(_published, every)
+    all_shapes = [*chain.from_iterable(shapes for _, shapes in runs)]
+    findings = [_same_api(engine, all_shapes) for engine in engines().values()]
+    findings += map(_published, all_shapes)
     return lambda: Part([*filter(None, findings)], tables=tables)
 
 
@@ -64,10 +65,10 @@ def _by_kind(shapes: Sequence[Measured], engine: Engine) -> list[list[Measured]]
 def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
     """The run that has most shapes of an engine's code."""
 
-    def measured(run: tuple[View, list[Measured]]) -> int:
-        return sum(bool(one.best_of(*engine.backends)) for one in run[1])
+    def shapes_of_engine(run: tuple[View, list[Measured]]) -> int:
+        return sum(bool(measured.best_of(*engine.backends)) for measured in run[1])
 
-    return max(runs, key=measured)[0]
+    return max(runs, key=shapes_of_engine)[0]
 
 
 def _shapes(view: View) -> list[Measured] | str:
@@ -83,9 +84,10 @@ def _shapes(view: View) -> list[Measured] | str:
 
 def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) -> DataTable:
     first = shapes[0]
-    methods = {choice for one in shapes for choice in one.methods if choice.backend in engine.backends}
+    every_method = chain.from_iterable(measured.methods for measured in shapes)
+    methods = {choice for choice in every_method if choice.backend in engine.backends}
     ordered = sorted(methods, key=lambda choice: (choice.backend, choice.sms, str(choice)))
-    rows = [_row(view, engine, ordered, one) for one in shapes]
+    rows = [_row(view, engine, ordered, measured) for measured in shapes]
     alone = [outcome for outcome in view.measured if is_alone(outcome.cell)]
     outcomes = [outcome for outcome in alone if SwapShape.of(outcome.cell).kind == first.shape.kind]
     used = {choice.backend for choice in methods}
@@ -95,17 +97,19 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
     return measured_table(view, outcomes, _INCLUDES, title, header, rows, compared=len(rows))
 
 
-def _row(view: View, engine: Engine, methods: Sequence[Choice], one: Measured) -> list[str]:
-    shipped = shipped_choice(engine, one, settings_in([view.run]))
-    best = one.best_of(*(choice.backend for choice in one.methods if not of_engine(choice.backend)))
+def _row(view: View, engine: Engine, methods: Sequence[Choice], measured: Measured) -> list[str]:
+    shipped = shipped_choice(engine, measured, settings_in([view.run]))
+    best = measured.best_of(*(choice.backend for choice in measured.methods if not of_engine(choice.backend)))
     ratio = ABSENT
     if shipped and best:
-        compared = compare_visits(one.methods[best], one.methods[shipped], IN_TURN)
-        ratio = f"{sign_of(compared)}{figure(one.us_of(shipped) / one.us_of(best))}"
-    times = {choice: f"{_us_text(one, choice)} / {figure(one.caller_us[choice])}" for choice in one.methods}
+        compared = compare_visits(measured.methods[best], measured.methods[shipped], IN_TURN)
+        ratio = f"{sign_of(compared)}{figure(measured.us_of(shipped) / measured.us_of(best))}"
+    times = {
+        choice: f"{_us_text(measured, choice)} / {figure(measured.caller_us[choice])}" for choice in measured.methods
+    }
     *columns, best_us = (times.get(choice, "") if choice else "" for choice in (*methods, best))
     names = [choice.label if choice else ABSENT for choice in (shipped, best)]
-    return [count(one.shape.blocks), bytes_size(one.shape.block_bytes), *columns, *names, best_us, ratio]
+    return [count(measured.shape.blocks), bytes_size(measured.shape.block_bytes), *columns, *names, best_us, ratio]
 
 
 def _us_text(measured: Measured, choice: Choice) -> str:
@@ -135,7 +139,7 @@ def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:
     if not decided:
         return ""
     close = sum(compared.verdict is Verdict.SAME for compared, *_ in decided)
-    longer_us = median(one.caller_us[call] - one.caller_us[batched] for _, one, batched, call in decided)
+    longer_us = median(shape.caller_us[call] - shape.caller_us[batched] for _, shape, batched, call in decided)
     unclear = f" ({len(pairs) - len(decided)} undecided)" if len(decided) < len(pairs) else ""
     return (
         f"{engine.same_as} takes {ends([pair[0].ratio for pair in decided], figure)} times as long as batched, within "

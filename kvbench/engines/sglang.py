@@ -158,7 +158,7 @@ class SglangHiSparse(OfPackage):
         import torch
 
         module, row_bytes = load_hisparse(), request.cell.block_bytes
-        one: Any = torch.ones(1, dtype=torch.int32, device=TorchStream(request.device).device)
+        requests: Any = torch.ones(1, dtype=torch.int32, device=TorchStream(request.device).device)
         # the kernel reads nothing of these tensors but where they begin
         host, pool = pools_of(request, (row_bytes,))
 
@@ -167,7 +167,7 @@ class SglangHiSparse(OfPackage):
                 miss_src=source_ids.view(1, -1),
                 miss_dst=destination_ids.view(1, -1),
                 miss_count=rows,
-                num_real_reqs=one,
+                num_real_reqs=requests,
                 host_cache=host,
                 device_buffer=pool,
                 item_size_bytes=row_bytes,
@@ -301,7 +301,7 @@ class IdsSwap:
             self._pinned.submit([ids_of(side, self._row_bytes, self._rows) for side in self._sides], self._upload)
 
     def _upload(self, *ids: Any) -> None:
-        self._launch(*self._bases, *(one.to(self._stream.device, non_blocking=True) for one in ids))
+        self._launch(*self._bases, *(rows.to(self._stream.device, non_blocking=True) for rows in ids))
 
 
 def row_of(block_bytes: int, limit: int) -> int:

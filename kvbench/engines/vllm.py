@@ -109,7 +109,7 @@ class VllmBatchSwap:
         self._any_order = request.cell.order is Order.ANY
         memory = request.memory
         lists = (memory.sources, memory.destinations, memory.sizes)
-        self._lists = [self._stream.torch.from_numpy(one.view(np.int64)) for one in lists]
+        self._lists = [self._stream.torch.from_numpy(values.view(np.int64)) for values in lists]
 
     def submit(self, stream: int) -> None:
         with self._stream(stream):
@@ -232,7 +232,7 @@ class HandlerSwap:
         self._module, self._h2d = module, request.cell.direction is Direction.H2D
         self._stream = TorchStream(request.device)
         self._cuda = self._stream.torch.cuda
-        self._sides = [Rows(one, block_bytes) for one in (memory.kernel_sources, memory.kernel_destinations)]
+        self._sides = [Rows(side, block_bytes) for side in (memory.kernel_sources, memory.kernel_destinations)]
         host, gpu = self._sides if self._h2d else self._sides[::-1]
         refs = [[module.CanonicalKVCacheRef(tensor_idx=0, page_size_bytes=block_bytes)]]
         torch = self._stream.torch
@@ -259,8 +259,8 @@ class HandlerSwap:
             if not handler._stream_pool:
                 handler._stream_pool.append(self._cuda.Stream())
             current = self._cuda.current_stream()
-            for own in handler._stream_pool:  # before 0.28 loads did not wait
-                own.wait_stream(current)
+            for pooled in handler._stream_pool:  # before 0.28 loads did not wait
+                pooled.wait_stream(current)
             specs = self._specs()
             handler.transfer_async(job, specs) if self._one_spec else handler.transfer_async(job, *specs)
             current.wait_event(handler._transfer_events[job])
@@ -300,16 +300,16 @@ class Rows:
         return (self._addresses - np.uint64(self._base)).view(np.int64) // self._block_bytes
 
 
-def built(handler: Any, **known: Any) -> Any:
-    """A handler, given what it takes of `known`; raises KvbenchError for a form that is not supported."""
-    taken = inspect.signature(handler).parameters
-    needed = {name for name, one in taken.items() if one.default is one.empty}
-    if unknown := needed - known.keys():
+def built(handler: Any, **offered: Any) -> Any:
+    """A handler, given what it takes of `offered`; raises KvbenchError for a form that is not supported."""
+    parameters = inspect.signature(handler).parameters
+    needed = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
+    if unknown := needed - offered.keys():
         raise KvbenchError(f"vLLM's {_HANDLER} needs {' and '.join(sorted(unknown))}, which kvbench does not know")
-    made = handler(**{name: value for name, value in known.items() if name in taken})
-    if lost := [name for name in _HANDLER_NAMES if not hasattr(made, name)]:
+    instance = handler(**{name: value for name, value in offered.items() if name in parameters})
+    if lost := [name for name in _HANDLER_NAMES if not hasattr(instance, name)]:
         raise KvbenchError(f"vLLM's {_HANDLER} has no {' and no '.join(lost)}")
-    return made
+    return instance
 
 
 @cache
@@ -328,7 +328,7 @@ def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
 
     has_triton = util.find_spec("triton") is not None
     triton = {"triton": import_module("triton"), "tl": import_module("triton.language")} if has_triton else {}
-    given: dict[str, dict[str, Any]] = {
+    stand_ins: dict[str, dict[str, Any]] = {
         "vllm._custom_ops": {"swap_blocks_batch": swap_blocks_batch},
         "vllm.logger": {"init_logger": logging.getLogger},
         "vllm.platforms": {"current_platform": _Platform(torch.cuda)},
@@ -336,7 +336,7 @@ def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
         "vllm.utils.torch_utils": {"PIN_MEMORY": True},
         "vllm.utils.platform_utils": {"is_pin_memory_available": lambda: True},
     }
-    with by_path(code.path(""), ("vllm.v1.kv_offload", "vllm.utils.math_utils"), given):
+    with by_path(code.path(""), ("vllm.v1.kv_offload", "vllm.utils.math_utils"), stand_ins):
         module = import_module(file.removesuffix(".py").replace("/", "."))
     if lost := [name for name in names if not hasattr(module, name)]:
         raise KvbenchError(f"vllm {code.version}: {file} has no {' and no '.join(lost)}")
