@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,8 @@ def test_an_answer_is_shown_without_pandas(run: Path) -> None:
 def test_a_gather_says_how_long_the_decode_step_of_a_model_waits(tmp_path: Path) -> None:
     """At the best grid, by ids on the GPU: 1 us a row."""
     cells = [
-        Cell("sm", Direction.H2D, rows, 656, sms=sms, list_place=ListPlace.GPU)
-        for rows in (16, 3277, 16_384)
-        for sms in (2, 4)
+        Cell("sm", Direction.H2D, rows, size, sms=sms, list_place=ListPlace.GPU)
+        for size, rows, sms in product((64, 656), (16, 3277, 16_384), (2, 4))
     ]
     gathers = [*synthetic.rounds(cells, lambda cell: 0.164 * (cell.sms or 0), noise=0)]
     host_lists = [replace(cell, list_place=ListPlace.HOST) for cell in cells]

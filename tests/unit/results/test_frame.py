@@ -98,6 +98,7 @@ def test_samples_carry_the_axes_of_their_cell(tmp_path: Path) -> None:
     samples = run.samples()
     own = samples[(samples.backend == "triton") & (samples.direction == "d2h") & (samples.block_bytes == 28 * 1024)]
     assert {*own.sms} == {12}
+    assert [samples[name].dtype == "category" for name in ("backend", "direction", "blocks", "sms")] == [1, 1, 0, 0]
     assert {*own.cell_id} == {
         cell.id for cell in cells if cell.sms and (cell.direction, cell.block_bytes) == ("d2h", 28 * 1024)
     }

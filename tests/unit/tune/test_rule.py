@@ -357,6 +357,8 @@ def test_an_engine_is_compared_by_what_it_takes_at_every_shape(tmp_path: Path) -
     of_vllm = {gain.kind.direction: gain for gain in advice_of([run]).alone.gains if gain.over == "vllm"}
     assert sorted(of_vllm[Direction.D2H].ratios) == pytest.approx([2.0] * 15, rel=0.01)
     assert sorted(of_vllm[Direction.H2D].ratios) == pytest.approx([2.0] * 6 + [5.0] * 9, rel=0.01)
+    plain = of_vllm[Direction.H2D].to_plain()["times_as_fast"]
+    assert plain == {name: pytest.approx(times, rel=0.01) for name, times in (("median", 5), ("low", 2), ("high", 5))}
     (line,) = (line for line in summary([run]) if line.startswith("Against engines' code"))
     assert line.endswith(": vLLM d2h idle 2x (2x, 15 shapes), h2d idle 5x (2x to 5x, 15 shapes)")
 
