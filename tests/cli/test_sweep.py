@@ -349,10 +349,11 @@ def elsewhere(info: dict[str, Any]) -> dict[str, object]:
     [
         (changing(elsewhere), 4, ["the run is of another machine", 'cpu_model: "a CPU of elsewhere" against ']),
         (changing(lambda _: {"identity_hash": "0" * 16}), 4, ["its record was changed"]),
+        (changing(lambda _: {"schema": 0}), 2, ["schema 0 does not exist"]),
         (changing(lambda _: {"schema": 99}), 2, ["was written by a newer kvbench (schema 99; this one reads 1)"]),
         (changing(lambda info: {"spec": info["spec"] | {"seed": -1}}), 2, ["seed: -1 is not a whole number"]),
     ],
-    ids=["another machine", "an edited identity", "a newer kvbench", "an edited spec"],
+    ids=["another machine", "an edited identity", "no schema", "a newer kvbench", "an edited spec"],
 )
 def test_a_run_that_was_changed_is_refused(
     run: Path, damage: Callable[[Path], object], code: int, terms: list[str]

@@ -154,6 +154,7 @@ def test_a_pace_that_is_a_share_is_one_of_the_ceiling_in_its_policy() -> None:
         ("primed pace=30GB/s", "primed has no pace; sm has"),
         ("sm sms=4 pace=0%", "axis pace=0%: not none, a rate from 0.1GB/s"),
         ("sm sms=4 pace=85% pace=80%", "each once"),
+        ("sm sms=all", "write the number of SMs, not all"),
     ],
 )
 def test_a_pace_that_is_none_is_no_choice(text: str, message: str) -> None:
@@ -190,6 +191,9 @@ choices = [["sm sms=2"], ["batched"]]
         ("[4096, 65536]", "[65536, 4096]", "block_bytes of a table must ascend"),
         ("[4096, 65536]", "[0, 65536]", "policy.tables[0].block_bytes[0]: 0 is not a whole number from 1"),
         ('[["sm sms=2"], ["batched"]]', '[[""], [""]]', "a table must have at least one choice"),
+        ('[["sm sms=2"], ["batched"]]', '[["sm sms=2"]]', "a table must have a row for each of block_bytes"),
+        ('[["sm sms=2"], ["batched"]]', '[["sm"], ["sm", "sm"]]', "and each row a choice for each of blocks"),
+        ('device = "a GPU"', 'device = "a GPU"\nworkload = {blocks = "4"}', 'workload: "blocks" is not one of'),
         ('"sm sms=2"', '"auto"', "auto is not a backend that a policy can choose"),
         ('"sm sms=2"', '"sm blocks=3"', "write a backend, then axis=value of order, sms, "),
         ("[16]", "[" * 100_000, "cannot be read as TOML"),

@@ -276,6 +276,7 @@ GOOD = '[[rule]]\ncells = "backend=sm"\nat_least = 1\n'
         (f"config = 3\n{GOOD}", "config: 3 is not the name of a config"),
         (f"{GOOD}[[rule]]\ncells = 'sm'\nat_least = 1", 'rule 2: cells: filter "sm": write axis OP value'),
         ("rule = [", "cannot be read as TOML"),
+        (GOOD * 1001, "rule: 1001 rules; the maximum is 1000"),
     ],
 )
 def test_a_file_of_rules_is_read_strictly(tmp_path: Path, text: str, message: str) -> None:

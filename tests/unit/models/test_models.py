@@ -226,6 +226,9 @@ def test_an_invalid_choice_is_refused_with_the_right_one(
 # config.json
 
 
+V4 = {"model_type": "deepseek_v4", "head_dim": 512, "sliding_window": 128}
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -282,6 +285,20 @@ def test_a_nested_text_model_counts_and_its_type_may_stand_outside() -> None:
         ({"model_type": "minimax", "layer_types": [None] * 32}, "layer_types: null is not a kind of layer"),
         ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset: 8 is not a whole number from 0 to 7"),
         ({"total_ut_steps": 1_000_000}, "32000000 layers are more than 100000"),
+        ({"text_config": 3}, "text_config: 3 is not a table"),
+        ({"torch_dtype": "int4"}, 'torch_dtype: "int4" is not one of '),
+        ({"quantization_config": "fp8"}, 'quantization_config: "fp8" is not a table'),
+        ({"quantization_config": {"kv_bits": 4}}, "quantization_config.kv_bits: 4 is not known; choose with"),
+        ({"model_type": "longcat_flash", "num_layers": 15}, "num_hidden_layers: 32 is neither num_layers 15 nor twice"),
+        ({"model_type": "gemma4_text", "use_bidirectional_attention": True}, "true; an encoder has no KV cache"),
+        ({"model_type": "step3p5", "attention_other_setting": {}}, "attention_type: not sliding_attention, the only"),
+        ({"model_type": "nemotron-nas"}, "block_configs: missing; a config.json of this kind of model must have it"),
+        (
+            {"model_type": "nemotron-nas", "block_configs": [{"attention": {"n_heads_in_group": 5}}] * 32},
+            "32 heads are",
+        ),
+        (V4 | {"layer_types": ["odd"] * 32}, 'layer_types: "odd" is not a kind of layer'),
+        (V4 | {"compress_ratios": [4]}, "compress_ratios: [4] is not a list of 32 items, one for each layer"),
     ],
 )
 def test_a_config_json_of_an_unsupported_model_is_refused(config: dict[str, object], message: str) -> None:
@@ -318,6 +335,7 @@ def test_states_of_unknown_size_are_left_out_and_said() -> None:
     [
         (b"{", "cannot be read as JSON: "),
         (b"[" * 100_000, "cannot be read as JSON: nested too deeply"),
+        (b"[3]", "[3] is not a config.json: it must hold a JSON object"),
         (b'{"num_hidden_layers": ' + b"9" * 5000 + b"}", "cannot be read as JSON: "),
         (b" " * (2**24 + 1), "is not a regular file of up to 16 MiB"),
     ],

@@ -170,6 +170,7 @@ sampled = SweepSpec(name="x").with_sampling
         (parse_filters, "blocks", 'filter "blocks": write axis OP value with OP one of = != < <= > >='),
         (parse_filters, "blocks==4", 'filter "blocks==4": write axis OP value'),
         (parse_filters, "blocks<4,", 'filter "": write axis OP value'),
+        (parse_filters, "bloks<4", 'unknown axis "bloks"; did you mean blocks?'),
         (parse_filters, "backend<per_block", "axis backend has no order; compare it with = or !="),
         (parse_filters, "blocks<4|8", 'filter "blocks<4|8": alternatives with | require = or !='),
         (parse_filters, "sms=all", 'filter "sms=all": a cell has a number of SMs, not all; write the number'),

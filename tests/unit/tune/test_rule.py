@@ -384,6 +384,11 @@ def test_a_store_that_is_not_the_default_of_its_engine_is_named(tmp_path: Path) 
     ("options", "message"),
     [
         (["--backends", "zzz"], "--backends zzz: these runs measured only batched, sm"),
+        (["--backends", "sm", "--max-sms", "0"], "nothing to choose from: no swap was measured with the allowed"),
+        (
+            ["--model", "llama-3-8b", "--prefill-tokens-per-second", "0"],
+            "--prefill-tokens-per-second 0: must be from 1",
+        ),
         (["--prefill-tokens-per-second", "9000"], "--prefill-tokens-per-second: tokens are those of a model"),
     ],
 )
