@@ -34,7 +34,6 @@ EXCEPTIONS: Final = {
     "::test_every_layer_is_swapped_verified_and_marked": "the longest gap is between the mean and the sum",
     "::test_every_layer_arrives_one_after_the_other": "the longest gap is no longer than their sum",
     "::test_a_delay_is_no_shorter_than_asked_for": "at least what was asked for",
-    "::test_the_delay_is_part_of_the_swap": "at least what was asked for",
     "tests/unit/measure/test_figures.py": "times are given",
     "csrc/tests/test_timing.cpp": "a part is no longer than the whole: what a swap saw, and the events around it",
     "csrc/tests/bench_": "is no test",

@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -11,6 +13,7 @@ import pytest
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cli import gate, listing, main, progress
+from kvbench.cli.sweep import end_on_signals
 from kvbench.errors import ExitCode
 from kvbench.gate import side_by_side
 from tests import synthetic
@@ -181,3 +184,30 @@ def test_the_time_left_follows_from_the_visits_made(
     for _ in range(500):
         reporter.recorded(visit)
     assert line_at(530) == "1002 of 1000 visits, more than expected"
+
+
+# Signals of a terminal and of a scheduler
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_hangup_after_the_first_signal_does_not_end_what_is_written(number: signal.Signals) -> None:
+    end_on_signals()
+    with pytest.raises(KeyboardInterrupt, match=number.name):
+        signal.raise_signal(number)
+    signal.raise_signal(signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_a_command_under_nohup_outlives_its_terminal() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    end_on_signals()
+    signal.raise_signal(signal.SIGHUP)

@@ -9,8 +9,8 @@ from kvbench.cells.cell import Cell
 from kvbench.errors import RunDirectoryError, UsageError
 from kvbench.results import load_run
 from kvbench.results.columns import TYPES
-from kvbench.results.schema import Ceiling, Record, Roof
-from tests.synthetic import ceilings, cliff_cells, failure, info, loaded, visit, visits, write_run
+from kvbench.results.schema import Ceiling, Record
+from tests.synthetic import ceilings, cliff_cells, failure, info, loaded, roofs, visit, visits, write_run
 
 FAR = Cell("sm", Direction.H2D, 1000, 1024, sms=4, pool_bytes=1 << 30, reuse=Reuse.FRESH)
 
@@ -19,30 +19,23 @@ def frame_of(tmp_path: Path, *records: Record):  # type: ignore[no-untyped-def] 
     return loaded(tmp_path / "run", [*ceilings(), *records]).table.set_index("cell_id")
 
 
-def roof(scattered_us: float, dense_us: float) -> Roof:
-    return Roof(
-        direction="h2d", round=0, pool_bytes=16 << 30, copy_bytes=50_000_000, copy_us=[1000.0], blocks=28_000,
-        block_bytes=512, scattered_us=[scattered_us], dense_us=[dense_us],
-    )  # fmt: skip
-
-
 def test_the_roof_of_scattered_small_blocks_is_the_translation_limit(tmp_path: Path) -> None:
     large, dense, engine = replace(FAR, block_bytes=1 << 16), replace(FAR, pool_bytes=1 << 29), replace(FAR, sms=None)
     dense_engine = replace(dense, sms=None)
     visits = [visit(cell, 40.0) for cell in (FAR, large, dense, engine, dense_engine)]
-    frame = frame_of(tmp_path, roof(scattered_us=1000.0, dense_us=300.0), *visits)
+    frame = frame_of(tmp_path, *roofs(1000.0, 300.0), *visits)
     assert frame["limit_blocks_per_s"].unique() == pytest.approx([28e6])
     ceiling = frame["ceiling_gbps"].iloc[0]
-    roofs = frame["roof_gbps"]
-    assert roofs[FAR.id] == pytest.approx(28e6 * 1024 / 1e9)
-    assert roofs[large.id] == roofs[dense.id] == pytest.approx(50)  # what large SM copies reach
-    assert roofs[engine.id] == pytest.approx(min(ceiling, 28e6 * 1024 / 1e9))
-    assert roofs[dense_engine.id] == ceiling != pytest.approx(50)
+    reached = frame["roof_gbps"]
+    assert reached[FAR.id] == pytest.approx(28e6 * 1024 / 1e9)
+    assert reached[large.id] == reached[dense.id] == pytest.approx(50)  # what large SM copies reach
+    assert reached[engine.id] == pytest.approx(min(ceiling, 28e6 * 1024 / 1e9))
+    assert reached[dense_engine.id] == ceiling != pytest.approx(50)
     assert (frame["roof_share"] == frame["gbps"] / frame["roof_gbps"]).all()
 
 
 def test_scattered_blocks_that_take_a_fifth_longer_than_dense_ones_show_a_limit(tmp_path: Path) -> None:
-    frame = frame_of(tmp_path, roof(scattered_us=1200.0, dense_us=1000.0), visit(FAR, 40.0))
+    frame = frame_of(tmp_path, *roofs(1200.0, 1000.0), visit(FAR, 40.0))
     assert frame["limit_blocks_per_s"].unique() == pytest.approx([28e6 / 1.2])
 
 
@@ -51,7 +44,7 @@ def test_a_row_says_what_its_cell_is_held_against(tmp_path: Path) -> None:
     rates = [Ceiling(direction=way.value, round=number, swap_bytes=60_000_000, event_us=[us])
              for way in Direction for number, us in enumerate((6000.0, 3000.0, 1000.0))]  # fmt: skip
     failed = msgspec.structs.replace(failure(FAR), command="kvbench sweep odd")
-    records = [*rates, visit(loads, 40.0), visit(saves, 40.0), failed, roof(1090.0, 1000.0)]
+    records = [*rates, visit(loads, 40.0), visit(saves, 40.0), failed, *roofs(1090.0, 1000.0)]
     path = write_run(tmp_path / "run", records, info(device={"name": "cuda:12345", "kind": "cuda"}))
     frame = load_run(path).table.set_index("cell_id").loc[[loads.id, saves.id, FAR.id]]
     assert frame["order_note"].fillna("").tolist() == ["", "any on d2h", ""]
@@ -62,7 +55,7 @@ def test_a_row_says_what_its_cell_is_held_against(tmp_path: Path) -> None:
 
 
 def test_a_roof_of_six_rounds_has_an_interval(tmp_path: Path) -> None:
-    rounds = [msgspec.structs.replace(roof(1000.0 + 10 * n, 300.0), round=n) for n in range(6)]
+    rounds = [roofs(1000.0 + 10 * n, 300.0)[n] for n in range(6)]
     row = frame_of(tmp_path, *rounds, visit(FAR, 40.0)).loc[FAR.id]
     rates = [28_000 * 1024 / (1000.0 + us) / 1e3 for us in (25, 50, 0)]
     assert row[["roof_gbps", "roof_gbps_low", "roof_gbps_high"]].tolist() == pytest.approx(rates)
@@ -72,7 +65,7 @@ def test_a_roof_of_six_rounds_has_an_interval(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["copy_us", "scattered_us", "dense_us"])
 def test_a_roof_without_a_figure_is_refused(tmp_path: Path, name: str) -> None:
-    path = write_run(tmp_path / "run", [msgspec.structs.replace(roof(1000.0, 300.0), **{name: []})])
+    path = write_run(tmp_path / "run", [msgspec.structs.replace(roofs(1000.0, 300.0)[0], **{name: []})])
     with pytest.raises(RunDirectoryError, match=f"journal line 1 is not a record of this schema: .*{name}"):
         load_run(path)
 
