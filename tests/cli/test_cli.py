@@ -59,6 +59,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", "--max-samples=2"], ["--max-samples: 2 is less than --min-samples, "]),
     (["sweep", "--host-memory=8"], ["--host-memory: 8 bytes are too few for any cell; did you mean 8GiB?"]),
     (["sweep", "-ablock_size=16KB"], ['"16KB" is 16000 bytes; write 16KiB or 16000B']),
+    (["sweep", "-apool=16GB"], ['"16GB" is 16000000000 bytes; write 16GiB or 16000000000B']),
     (["sweep", "--device=cpu", "--out=."], [". is not empty; choose another folder"]),
     (
         ["trace", "make", "none", "--model=llama-3-8b", "--gpu-pool=1GiB", "--host-pool=4GiB", "--out=o"],

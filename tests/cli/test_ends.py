@@ -186,9 +186,6 @@ def test_the_time_left_follows_from_the_visits_made(
     assert line_at(530) == "1002 of 1000 visits, more than expected"
 
 
-# Signals of a terminal and of a scheduler
-
-
 @pytest.fixture
 def _as_before() -> Iterator[None]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}

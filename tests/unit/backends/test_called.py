@@ -9,9 +9,8 @@ import pytest
 from kvbench.backends.called import CopierFromPython, EmptyLaunch
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.cells.faults import Fault, FaultPlan
+from kvbench.cells.faults import Fault
 from kvbench.cells.policy import Choice
-from kvbench.engine.device import Device, open_device
 from kvbench.errors import UsageError
 from kvbench.measure.bench import Bench
 from kvbench.measure.workload import VerificationError
@@ -33,20 +32,15 @@ def bench() -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def device() -> Device:
-    return open_device("cpu", FaultPlan())
-
-
-@pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = tiny(backend="batched,per_block,copier,empty", pause="0,1ms")
     return swept(tmp_path_factory.mktemp("called"), *cells, *BRIEF)
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_the_copier_called_from_python_moves_the_right_bytes(device: Device, direction: Direction) -> None:
+def test_the_copier_called_from_python_moves_the_right_bytes(bench: Bench, direction: Direction) -> None:
     swap = mixed_swap([1, 7, 64, 4096, 5000] * 20, seed=4)
-    assert run_and_compare(device, CopierFromPython(), direction, swap) == (0, 0, None)
+    assert run_and_compare(bench.device, CopierFromPython(), direction, swap) == (0, 0, None)
 
 
 def test_the_copier_called_from_python_is_verified(bench: Bench) -> None:

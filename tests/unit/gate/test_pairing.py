@@ -118,8 +118,8 @@ def test_runs_of_two_backends_are_judged_cell_by_cell() -> None:
 def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_its_callers_time(state: StreamState, clock: str) -> None:
     times = [100.0, 110.0, 120.0, 130.0, 200.0, 300.0, 400.0, 500.0, 600.0, 700.0, 5000.0]
     made = synthetic.visit(replace(CELLS[0], stream_state=state), 90.0, count=len(times), noise=0)
-    samples = msgspec.structs.replace(made.samples, caller_us=[us / 2 for us in times], **{clock: times})
-    values = dict(zip(VISIT.names or (), values_of(msgspec.structs.replace(made, samples=samples)), strict=True))
+    visit = synthetic.with_samples(made, {"caller_us": [us / 2 for us in times], clock: times})
+    values = dict(zip(VISIT.names or (), values_of(visit), strict=True))
     assert (values["fast_us"], values["upper_us"], values["caller_us"]) == (110.0, 550.0, 55.0)
 
 

@@ -174,9 +174,8 @@ def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> Non
     assert [line.partition(" lies")[0] for line in lines] == ["d: h2d GB/s", "d: d2h GB/s"]
     assert f"{2 * spread:.1%} below the others'" in lines[0]
     assert not remarks({name: read[name] for name in ("a", "d")})  # of two, neither stands out
-    (hosts / "more").mkdir()
     with pytest.raises(UsageError, match="two files have one name, which is that of the host"):
-        hosts_in([paths[0], written(hosts / "more", "a", made(runs))])
+        hosts_in([paths[0], written(runs, "a", made(runs))])
     other = hosts_in([*paths[:3], written(hosts, "e", made(runs, copies=40.0), card="another")])
     assert [line.partition(":")[0] for line in remarks(other)] == ["e"] * len(remarks(other))
     assert "lies" not in "".join(remarks(other))
