@@ -94,6 +94,9 @@ def pinning(driver: str, mlock: str, *, ipc_lock: bool = False) -> Findings:
     return replace(engine(pinning=tried), memlock_bytes=65536, ipc_lock=ipc_lock)
 
 
+NO_COPIES = replace(HEALTHY, under_load="no copies")
+
+
 def test_a_healthy_machine_has_nothing_to_mend() -> None:
     checks = diagnose(HEALTHY)
     assert {one.status for one in checks} == {Status.OK}
@@ -115,18 +118,8 @@ def test_a_healthy_machine_has_nothing_to_mend() -> None:
         (HEALTHY, "NUMA", Status.OK, "node 0; this process may use 2 of its 4 CPUs"),
         (replace(HEALTHY, allowed_cpus=frozenset({9})), "NUMA", Status.WARN, "node 0"),
         (replace(HEALTHY, gpu_cpus=frozenset()), "NUMA", Status.INFO, "the GPU's node is unknown"),
-        (
-            replace(HEALTHY, under_load="no copies"),
-            "link",
-            Status.INFO,
-            "gen 1 x16 of gen 5 x16 (read idle: no copies)",
-        ),
-        (
-            replace(HEALTHY, under_load="no copies"),
-            "clocks",
-            Status.INFO,
-            "345 of 1980 MHz, memory 3201 MHz (read idle)",
-        ),
+        (NO_COPIES, "link", Status.INFO, "gen 1 x16 of gen 5 x16 (read idle: no copies)"),
+        (NO_COPIES, "clocks", Status.INFO, "345 of 1980 MHz, memory 3201 MHz (read idle)"),
         (loaded(sm_clock_mhz=1484), "clocks", Status.INFO, "1484 of 1980 MHz, memory 3201 MHz (under load)"),
         (loaded(sm_clock_mhz=1485), "clocks", Status.OK, "1485 of 1980 MHz"),
         (loaded(clock_limits=["hw_thermal_slowdown"]), "throttle", Status.WARN, "slowdown at 30 °C, 76.5 W; cool the"),
