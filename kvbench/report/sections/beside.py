@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, compress
 from statistics import fmean, median, mode
 from typing import Final
 
@@ -81,7 +81,11 @@ class Slowed:
         return self.cell.neighbour
 
     @property
-    def method(self) -> str:
+    def side(self) -> tuple[Neighbour, str]:
+        return self.step, self.cell.direction.value
+
+    @property
+    def name(self) -> str:
         return comma_separated(name_of(self.outcome), self.settings)
 
     @property
@@ -100,7 +104,7 @@ class Slowed:
     @property
     def order(self) -> tuple[object, ...]:
         kernel = self.cell.sms is not None
-        return (kernel, self.method, self.cell.block_bytes, bool(self.pace), self.cell.sms or 0, self.pace)
+        return (kernel, self.name, self.cell.block_bytes, bool(self.pace), self.cell.sms or 0, self.pace)
 
     @property
     def costs(self) -> list[Cost]:
@@ -145,13 +149,16 @@ class Slowed:
         return median(fmean(turns.neighbour_alone_us) for turns in self._turns)
 
     def percentiles_us(self, of_turns: Callable[[Beside], Sequence[float]], percent: int) -> float:
-        """Return a percentile of times of all visits, NaN where they are too few for it."""
+        """A percentile of times of all visits, NaN where they are too few for it.
+
+        The tail alone is of the longest run: other figures stay those of one run, so that a line can be compared.
+        """
         turns = self.longest.beside.values() if percent == max(_LEAST_TIMES) else self._turns
         times_us = [*chain.from_iterable(map(of_turns, turns))]
         return float(np.quantile(times_us, percent / 100)) if len(times_us) >= _LEAST_TIMES[percent] else math.nan
 
     def both_us(self, percent: int) -> tuple[float, float]:
-        """Return a percentile of the step's iterations alone and beside the swaps."""
+        """A percentile of the step's iterations alone and beside the swaps."""
         alone_us = self.percentiles_us(lambda turns: turns.neighbour_alone_us, percent)
         return alone_us, self.percentiles_us(lambda turns: turns.neighbour_beside_us, percent)
 
@@ -162,7 +169,7 @@ class Slowed:
 
     @property
     def worst_us(self) -> float:
-        return max(us for turns in self._turns for us in turns.neighbour_beside_us)
+        return max(max(turns.neighbour_beside_us) for turns in self._turns)
 
     @property
     def readback_us(self) -> float:
@@ -172,28 +179,29 @@ class Slowed:
     @property
     def swap_us(self) -> tuple[float, float]:
         """The time of a swap alone and beside the step."""
-        known = [(turns.swaps_alone_us, turns.swaps_beside_us) for turns in self._turns]
-        alone, beside = ([median(times) for times in side if times] for side in zip(*known, strict=True))
+        alone = [median(turns.swaps_alone_us) for turns in self._turns if turns.swaps_alone_us]
+        beside = [median(turns.swaps_beside_us) for turns in self._turns if turns.swaps_beside_us]
         return (median(alone) if alone else math.nan), (median(beside) if beside else math.nan)
 
 
 def pace_of(cell: Cell) -> str:
-    """Return the pace of a kernel as text, "" of one without."""
+    """The pace of a kernel as text, "" of one without."""
     return "" if cell.pace == NO_PACE else cell.text("pace") or ""
 
 
 def make(view: View) -> PartOrReason:
-    """Make the section of the machine's run with most such cells, and with the engines' that others measured."""
-    every = [(one, _tried(one)) for one in view.of_machine]
-    runs = [(one, tried) for one, tried in every if any(outcome.costs for outcome in tried)]
+    """The section of the machine's run with most such cells, and with the engines' that other runs measured."""
+    tried_by = {run.label: _tried(run) for run in view.of_machine}
+    runs = [run for run in view.of_machine if any(outcome.costs for outcome in tried_by[run.label])]
     if not runs:
         return "it needs swaps that were measured beside a step"
-    shown, tried = max(runs, key=lambda run: (run[0].run.info.spec.get("name") == "beside", len(run[1])))
-    by_cell = grouped((outcome for _, every in runs for outcome in every), lambda outcome: outcome.cell)
-    longest = {cell: max(same, key=lambda outcome: outcome.iterations) for cell, same in by_cell.items()}
-    have = {outcome.cell for outcome in tried}
-    others = [same[-1] for cell, same in by_cell.items() if cell not in have]
-    return partial(_part, shown, _methods([*tried, *others], longest))
+    main = max(runs, key=lambda run: (run.run.info.spec.get("name") == "beside", len(tried_by[run.label])))
+    tried = tried_by[main.label]
+    by_cell = grouped(chain.from_iterable(tried_by[run.label] for run in runs), lambda outcome: outcome.cell)
+    longest = {cell: max(outcomes, key=lambda outcome: outcome.iterations) for cell, outcomes in by_cell.items()}
+    cells_of_main = {outcome.cell for outcome in tried}
+    others = [outcomes[-1] for cell, outcomes in by_cell.items() if cell not in cells_of_main]
+    return partial(_part, main, _methods([*tried, *others], longest))
 
 
 def _tried(view: View) -> list[Outcome]:
@@ -209,79 +217,78 @@ def _methods(outcomes: Sequence[Outcome], longest: Mapping[Cell, Outcome]) -> li
 
     An axis that not every backend has tells only cells of one backend apart.
     """
-    usual = {
-        (name, key): mode(outcome.cell.text(name) for outcome in alike)
-        for name in _METHOD_AXES
-        for key, alike in grouped(outcomes, partial(_alike, name)).items()
-    }
-    slowed = []
+    usual = {}
+    for name in _METHOD_AXES:
+        for key, alike in grouped(outcomes, partial(_alike, name)).items():
+            usual[name, key] = mode(outcome.cell.text(name) for outcome in alike)
+    methods = []
     for outcome in outcomes:
         cell = outcome.cell
         differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _alike(name, outcome)]]
         settings = comma_separated(*(axis_text(cell, name) for name in differing))
-        slowed.append(Slowed(outcome, settings, longest[cell]))
-    return slowed
+        methods.append(Slowed(outcome, settings, longest[cell]))
+    return methods
 
 
 def _alike(name: str, outcome: Outcome) -> tuple[str, str]:
-    """Return a key of the cells that are compared on an axis."""
+    """What cells share that are compared on an axis."""
     return outcome.cell.direction, outcome.cell.backend if AXES[name].depends_on_backend else ""
 
 
 def _part(view: View, tried: Sequence[Slowed]) -> Part:
-    slowed = [one for one in tried if one.outcome.costs]
-    steps = [step for step in STEPS if any(one.step == step for one in slowed)]
-    shown = _of_usual_size([one for one in slowed if one.step in steps] or slowed)
-    tables = [_table(view, shown, steps)] if steps else []
+    methods = [method for method in tried if method.outcome.costs]
+    steps = [step for step in STEPS if any(method.step == step for method in methods)]
+    of_usual_size = _of_usual_size([method for method in methods if method.step in steps] or methods)
+    tables = [_table(view, of_usual_size, steps)] if steps else []
     for step, direction in _sides(tried):
-        of_step = [one for one in tried if (one.step, one.cell.direction) == (step, direction)]
+        of_step = [method for method in tried if method.side == (step, direction)]
         tables.append(_details(view, f"{step}, {direction}", of_step))
-    charts = [_chart(view, slowed, steps)] if steps else []
-    return Part([*_findings(slowed, steps)], charts, tables)
+    charts = [_chart(view, methods, steps)] if steps else []
+    return Part([*_findings(methods, steps)], charts, tables)
 
 
-def _sides(slowed: Iterable[Slowed]) -> list[tuple[Neighbour, str]]:
-    """Return every step and direction, decode and h2d first."""
-    known = {(one.step, one.cell.direction.value) for one in slowed}
-    return sorted(known, key=lambda side: (str(side[0]), DIRECTIONS.index(side[1])))
+def _sides(methods: Iterable[Slowed]) -> list[tuple[Neighbour, str]]:
+    """Every step and direction, decode and h2d first."""
+    return sorted({method.side for method in methods}, key=lambda side: (str(side[0]), DIRECTIONS.index(side[1])))
 
 
-def _of_usual_size(slowed: Sequence[Slowed]) -> list[Slowed]:
-    """Return the cells of blocks of the usual size, or of that of most."""
-    sizes = [one.cell.block_bytes for one in slowed]
+def _of_usual_size(methods: Sequence[Slowed]) -> list[Slowed]:
+    """The methods for blocks of the usual size, or of that of most."""
+    sizes = [method.cell.block_bytes for method in methods]
     size = _USUAL_BYTES if _USUAL_BYTES in sizes else mode(sizes)
-    return [one for one in slowed if one.cell.block_bytes == size]
+    return [method for method in methods if method.cell.block_bytes == size]
 
 
-def _findings(slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> Iterable[str]:
+def _findings(methods: Sequence[Slowed], steps: Sequence[Neighbour]) -> Iterable[str]:
     for step in steps:
-        found: dict[str, list[str]] = {}
+        by_rate: dict[str, list[str]] = {}
         for direction in DIRECTIONS:
-            side = (one for one in slowed if (one.step, one.cell.direction) == (step, direction))
-            if decided := [one for one in side if one.has_interval]:
-                rate, text = _least_cost(direction, decided)
-                found.setdefault(rate, []).append(text)
-        for rate, texts in found.items():
+            side = [method for method in methods if method.side == (step, direction) and method.has_interval]
+            if side:
+                rate, text = _least_cost(direction, side)
+                by_rate.setdefault(rate, []).append(text)
+        for rate, texts in by_rate.items():
             yield f"{_WORK[step.kind]} beside swaps{rate} takes {', '.join(texts)}."
 
 
-def _table(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> DataTable:
-    """Return a line for each method of swapping in a direction, with what it costs each step."""
-    paced = any(one.pace for one in slowed)
+def _table(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) -> DataTable:
+    """A line for each method of swapping in a direction, with what it costs each step."""
+    paced = any(method.pace for method in methods)
     header = ["Dir", "Method", "SMs", *(["Pace"] if paced else [])]
     for step in steps:
         header += [f"{step}: GB/s", "takes", "p90", "lost", "thread"]
         header += ["readback"] if step == Neighbour.DECODE else []
-    order = sorted(slowed, key=lambda one: (DIRECTIONS.index(one.cell.direction), one.order))
+    order = sorted(methods, key=lambda method: (DIRECTIONS.index(method.cell.direction), method.order))
     body: list[list[Text]] = []
-    for same in grouped(order, lambda one: (one.cell.direction, one.method, one.sms, one.pace)).values():
-        first = same[0]
-        by_step = {one.step: one for one in same}
-        line: list[Text] = [first.cell.direction.value, first.method, first.sms, *([first.pace] if paced else [])]
-        body.append([*line, *(text for step in steps for text in _costs(by_step.get(step), step))])
+    lines = grouped(order, lambda method: (method.cell.direction, method.name, method.sms, method.pace))
+    for methods_of_line in lines.values():
+        first = methods_of_line[0]
+        by_step = {method.step: method for method in methods_of_line}
+        line: list[Text] = [first.cell.direction.value, first.name, first.sms, *([first.pace] if paced else [])]
+        body.append([*line, *chain.from_iterable(_costs(by_step.get(step), step) for step in steps)])
     title = f"Beside a step: swaps of {bytes_size(order[0].cell.block_bytes)} blocks, and what a GB costs"
     clock = (_CLOCK, _READBACK) if Neighbour.DECODE in steps else _CLOCK
-    return measured_table(view, [one.outcome for one in slowed], clock, title, header, body, left=2)
+    return measured_table(view, [method.outcome for method in methods], clock, title, header, body, left=2)
 
 
 def _costs(slowed: Slowed | None, step: Neighbour) -> list[str]:
@@ -320,7 +327,7 @@ def takes_text(slowdown: Comparison) -> str:
 
 
 def _interval(band: Band) -> str:
-    """Return a cost in ms/GB, with its interval where half of it is above 5% or a tenth of a ms."""
+    """A cost in ms/GB, with its interval where half of it is above 5% and a tenth of a ms."""
     middle, low, high = band
     text = _milliseconds(middle)
     if not math.isfinite(low) or (high - low) / 2 <= max(_NARROW * abs(middle), 0.1):
@@ -329,35 +336,37 @@ def _interval(band: Band) -> str:
 
 
 def _milliseconds(value: float) -> str:
-    """Return ms/GB as text: nothing finer than a hundredth repeats."""
+    """ms/GB as text: nothing finer than a hundredth repeats."""
     return (
         f"{round(value, 2) + 0.0:.2f}" if abs(value) < 9.95 else f"{value:.1f}" if abs(value) < 99.5 else figure(value)
     )
 
 
 def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
-    slowed = [one for one in tried if one.outcome.costs]
-    reads_back = any(math.isfinite(one.readback_us) for one in slowed)
-    percents = [percent for percent in _LEAST_TIMES if any(math.isfinite(one.both_us(percent)[1]) for one in slowed)]
+    methods = [method for method in tried if method.outcome.costs]
+    reads_back = any(math.isfinite(method.readback_us) for method in methods)
+    beside_us = {percent: [method.both_us(percent)[1] for method in methods] for percent in _LEAST_TIMES}
+    percents = [percent for percent, times_us in beside_us.items() if any(map(math.isfinite, times_us))]
     names = ("median" if percent == 50 else f"p{percent}" for percent in percents)
     header = ["Swaps", "Blocks", "GB/s alone", "GB/s", "takes", *(f"{name}, us" for name in names), "worst, us"]
     header += ["lost", "thread", *(["readback"] if reads_back else []), "swap, us"]
-    edge = _edge(slowed)
+    edge = _edge(methods)
     body: list[list[Text]] = []
-    for one in sorted(tried, key=lambda one: one.order):
-        outcome, size = one.outcome, swap_text(one.cell)
+    for method in sorted(tried, key=lambda method: method.order):
+        outcome, size = method.outcome, swap_text(method.cell)
         if not is_measured(outcome) or not outcome.costs:
             why = format_cell(outcome, lambda _: "too few iterations")
-            body.append([one.label, size, why, *[""] * (len(header) - 3)])
+            body.append([method.label, size, why, *[""] * (len(header) - 3)])
             continue
-        line: list[Text] = [model.Strong(one.label) if outcome in edge else one.label, size]
-        line += [one.alone_gbps_text, one.gbps_text, takes_text(one.slowdown)]
-        line += [*(_both(one.both_us(percent)) for percent in percents), figure(one.worst_us)]
-        line += [_interval(one.lost_ms), _interval(one.thread_ms)]
-        body.append([*line, *([figure(one.readback_us)] if reads_back else []), _both(one.swap_us)])
-    alone_us = [one.alone_us for one in slowed]
+        line: list[Text] = [model.Strong(method.label) if outcome in edge else method.label, size]
+        line += [method.alone_gbps_text, method.gbps_text, takes_text(method.slowdown)]
+        line += [*(_both(method.both_us(percent)) for percent in percents), figure(method.worst_us)]
+        line += [_interval(method.lost_ms), _interval(method.thread_ms)]
+        body.append([*line, *([figure(method.readback_us)] if reads_back else []), _both(method.swap_us)])
+    alone_us = [method.alone_us for method in methods]
     title = f"{title}: {ends(alone_us, figure)} us per iteration without swaps" if alone_us else title
-    outcomes = [one.outcome for one in tried if is_measured(one.outcome)] or [one.outcome for one in tried]
+    outcomes = [method.outcome for method in tried]
+    outcomes = [*filter(is_measured, outcomes)] or outcomes
     bold = "no other of its block size moves as much and slows the step less"
     return measured_table(view, outcomes, _DETAILS, title, header, body, left=2, bold=bold)
 
@@ -366,18 +375,21 @@ def _both(times_us: tuple[float, float]) -> str:
     return " → ".join(map(figure, times_us))
 
 
-def _edge(slowed: Sequence[Slowed]) -> set[Outcome]:
-    """Return the cells that no other of their block size beats both in GB/s and in what they lose."""
+def _edge(methods: Sequence[Slowed]) -> set[Outcome]:
+    """The cells that no other of their block size beats both in GB/s and in what they lose."""
     edge: set[Outcome] = set()
-    for of_size in grouped(slowed, lambda one: one.cell.block_bytes).values():
-        known = [one for one in of_size if one.has_interval]
-        kept = pareto_edge([one.gbps for one in known], [one.slowdown.ratio for one in known])
-        edge |= {one.outcome for one, is_kept in zip(known, kept, strict=True) if is_kept}
+    for of_size in grouped(methods, lambda method: method.cell.block_bytes).values():
+        judged = [method for method in of_size if method.has_interval]
+        is_on_edge = pareto_edge([method.gbps for method in judged], [method.slowdown.ratio for method in judged])
+        edge |= {method.outcome for method in compress(judged, is_on_edge)}
     return edge
 
 
 def _least_cost(direction: str, points: Sequence[Slowed]) -> tuple[str, str]:
-    """Return the highest of `RATES` that was reached, and what it costs at least."""
+    """The highest of `RATES` that was reached, and what it costs at least.
+
+    Methods are held against the best at one rate: a slow one costs a step little because it moves little.
+    """
     reached = max((rate for rate in RATES if any(point.gbps >= rate for point in points)), default=0)
     fast = [point for point in points if point.gbps >= reached]
     best = min(fast, key=lambda point: (point.slowdown.ratio, -point.gbps))
@@ -405,14 +417,14 @@ def _longer(slowdown: Comparison) -> str:
     return f"{two_digits(ratio)}x as long" if ratio >= 1.95 else f"{two_digits((ratio - 1) * 100)}% longer"
 
 
-def _chart(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> Chart:
-    """Return how long a step takes against the GB/s beside it, a panel for each step and direction."""
-    usual = {one.outcome for one in _of_usual_size(slowed)}
+def _chart(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) -> Chart:
+    """How long a step takes against the GB/s beside it, a panel for each step and direction."""
+    usual = {method.outcome for method in _of_usual_size(methods)}
     panels = []
     for step in steps:
         for direction in DIRECTIONS:
-            side = [one for one in slowed if (one.step, one.cell.direction) == (step, direction)]
-            lines = _lines([one for one in side if one.outcome in usual or one.cell.backend == BATCHED])
+            side = [method for method in methods if method.side == (step, direction)]
+            lines = _lines([method for method in side if method.outcome in usual or method.cell.backend == BATCHED])
             ceiling = view.ceilings.get(direction)
             panels += [PlotPanel(f"{direction} beside {step}", lines, x_ceiling=ceiling)] if lines else []
     plot = LinePlot(
@@ -423,19 +435,19 @@ def _chart(view: View, slowed: Sequence[Slowed], steps: Sequence[Neighbour]) -> 
 
 
 def _lines(side: Sequence[Slowed]) -> list[PlotLine]:
-    """Return a line for each method: by its SM count, its pace, or its block size."""
+    """A line for each method: by its SM count, its pace, or its block size."""
     lines, variants = [], Counter[str]()
-    ordered = sorted(side, key=lambda one: one.order)
-    for (method, paced), line in grouped(ordered, lambda one: (one.method, bool(one.pace))).items():
+    ordered = sorted(side, key=lambda point: point.order)
+    for (name, paced), line in grouped(ordered, lambda point: (point.name, bool(point.pace))).items():
         backend = line[0].cell.backend
-        notes, by = [one.pace for one in line], "by pace"
-        if not paced and len({one.cell.block_bytes for one in line}) > 1:
-            notes, by = [bytes_size(one.cell.block_bytes) for one in line], "by block size"
+        notes, by = [point.pace for point in line], "by pace"
+        if not paced and len({point.cell.block_bytes for point in line}) > 1:
+            notes, by = [bytes_size(point.cell.block_bytes) for point in line], "by block size"
         elif not paced:
-            notes, by = [noun(one.cell.sms or 0, "SM") for one in line], "by SM count"
-        label, shown = (f"{method} {by}", notes) if len(line) > 1 else (line[0].label, [])
-        x = [one.gbps for one in line]
-        bands = [(one.slowdown.ratio, one.slowdown.low, one.slowdown.high) for one in line]
-        lines.append(line_of(label, backend, x, bands, variants[backend], notes=shown))
+            notes, by = [noun(point.cell.sms or 0, "SM") for point in line], "by SM count"
+        label, notes = (f"{name} {by}", notes) if len(line) > 1 else (line[0].label, [])
+        x = [point.gbps for point in line]
+        bands = [(point.slowdown.ratio, point.slowdown.low, point.slowdown.high) for point in line]
+        lines.append(line_of(label, backend, x, bands, variants[backend], notes=notes))
         variants[backend] += 1
     return lines
