@@ -35,8 +35,8 @@ _INCLUDES: Final = (
 def make(view: View) -> PartOrReason:
     if isinstance(reason := _shapes(view), str):
         return reason
-    found = [(run, _shapes(run)) for run in view.of_machine]
-    runs = [(run, shapes) for run, shapes in found if not isinstance(shapes, str)]
+    shapes_by_run = [(run, _shapes(run)) for run in view.of_machine]
+    runs = [(run, shapes) for run, shapes in shapes_by_run if not isinstance(shapes, str)]
     tables: list[DataTable] = []
     for run, shapes in runs:
         before = f"{run.label}: " if len(runs) > 1 else ""

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from kvbench.analysis.compare import Comparison, Verdict, compare_visits
@@ -37,7 +38,7 @@ _MOST_COUNTS: Final = 4
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it prefers the copy engine
 # What a path does, in the words of the picture.
-_SAID: Final = {EffectivePath.CPU_INLINE.value: "CPU copies"}
+_PATH_TEXTS: Final = {EffectivePath.CPU_INLINE.value: "CPU copies"}
 _FLAT_BYTES: Final = range(4 * KIB, 24 * KIB + 1)  # of the pull request's flat part
 _MAIN: Final[Series] = (BATCHED, "h2d", "idle")
 
@@ -51,50 +52,51 @@ def make(view: View) -> PartOrReason:
 
 def _part(view: View, curves: Mapping[Series, list[Curve]]) -> Part:
     main = _MAIN if _MAIN in curves else next(iter(curves))
-    shown = curves[main][-_MOST_COUNTS:]
-    beside = _beside(curves, shown)
+    main_curves = curves[main][-_MOST_COUNTS:]
+    beside = _beside(curves, main_curves)
     grids = [_grid(view, series) for series in curves]
-    findings = _findings(shown)
+    findings = _findings(main_curves)
     # Held against the pull request's figures where it asked, and where the visits tell of a jump.
-    published = _published(shown, beside) if len(findings) > 1 and main == _MAIN and not view.on_host else ""
+    published = _published(main_curves, beside) if len(findings) > 1 and main == _MAIN and not view.on_host else ""
     findings += [published] if published else []
-    others = [*([beside] if beside else []), *_pending(curves, shown)]
-    return Part(findings, [_chart(view, shown, others)], [_table(view, shown, beside), *grids])
+    others = [*([beside] if beside else []), *_pending(curves, main_curves)]
+    return Part(findings, [_chart(view, main_curves, others)], [_table(view, main_curves, beside), *grids])
 
 
-def _beside(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> Curve | None:
-    """Return the curve of Triton's kernel to which those that are shown are held, at one of their numbers of blocks."""
-    counts = {curve.blocks for curve in shown}
-    _, direction, state = shown[0].series
-    known = [curve for curve in curves.get((TRITON, direction, state), ()) if curve.blocks in counts]
-    return known[-1] if known and shown[0].series[0] != TRITON else None
+def _beside(curves: Mapping[Series, list[Curve]], main_curves: Sequence[Curve]) -> Curve | None:
+    """The curve of Triton's kernel at one of the numbers of blocks of the main curves."""
+    counts = {curve.blocks for curve in main_curves}
+    _, direction, state = main_curves[0].series
+    triton_curves = [curve for curve in curves.get((TRITON, direction, state), ()) if curve.blocks in counts]
+    return triton_curves[-1] if triton_curves and main_curves[0].series[0] != TRITON else None
 
 
-def _pending(curves: Mapping[Series, list[Curve]], shown: Sequence[Curve]) -> list[Curve]:
-    """Return the curve of the same backend and direction with other work pending, where there is no cliff."""
-    backend, direction, state = shown[0].series
+def _pending(curves: Mapping[Series, list[Curve]], main_curves: Sequence[Curve]) -> list[Curve]:
+    """The curve of the same backend and direction with other work pending, where there is no cliff."""
+    backend, direction, state = main_curves[0].series
     return [] if StreamState(state).pending else curves.get((backend, direction, StreamState.BUSY.value), [])[-1:]
 
 
 def _findings(curves: Sequence[Curve]) -> list[Text]:
     """Say where most curves jump and how high, what the number of blocks changes, and what the calls hold up."""
     _, direction, state = curves[0].series
-    who = f"{curves[0].backend} {direction} on {a_stream(state)}"
+    subject = f"{curves[0].backend} {direction} on {a_stream(state)}"
     cliffs = [(curve, curve.cliff) for curve in curves if curve.cliff]
     jumps = grouped(cliffs, lambda jump: (jump[1].below_bytes, jump[1].above_bytes, jump[1].rises))
-    (below, above, rises), same = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, True), []))
-    if len(same) * 2 <= len(curves) or not rises:
-        return [f"{who}: no jump beyond the ratio of the sizes."]
-    heights = [cliff.height for _, cliff in same]
-    blocks = ends([curve.blocks for curve, _ in same], count)
-    paths = [sorted({curve.path_at(size) for curve, _ in same}) for size in (below, above)]
+    (below, above, rises), usual = max(jumps.items(), key=lambda jump: len(jump[1]), default=((0, 0, True), []))
+    # A fall, or an edge that most curves do not have, is no cliff of the driver's.
+    if len(usual) * 2 <= len(curves) or not rises:
+        return [f"{subject}: no jump beyond the ratio of the sizes."]
+    heights = [cliff.height for _, cliff in usual]
+    blocks = ends([curve.blocks for curve, _ in usual], count)
+    paths = [sorted({curve.path_at(size) for curve, _ in usual}) for size in (below, above)]
     moved = f" ({' or '.join(paths[0])} below, {' or '.join(paths[1])} above)" if paths[0] != paths[1] else ""
-    fewest, most = same[0][0], same[-1][0]
+    fewest, most = usual[0][0], usual[-1][0]
     held = most.at(above)
     caller_ms, swap_ms = (two_digits(held.us(time) / 1e3) for time in ("caller_us", "swap_us"))
-    numbers = f"{_by_number(fewest, most, below)}; " if len(same) > 1 else ""
+    numbers = f"{_by_number(fewest, most, below)}; " if len(usual) > 1 else ""
     return [
-        f"{who}: {bytes_size(above)} blocks move {ends(heights, two_digits)} times as fast as {bytes_size(below)} "
+        f"{subject}: {bytes_size(above)} blocks move {ends(heights, two_digits)} times as fast as {bytes_size(below)} "
         f"blocks{moved}, at N = {blocks}.",
         f"{numbers}{swap_text(held.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
     ]
@@ -119,15 +121,13 @@ def compare_rates(base: Outcome, other: Outcome) -> Comparison:
 
 def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
     """The figures of the pull request that asked, beside those of this machine; "" without any of its sizes."""
-    rates = [outcome.gbps for curve in curves for outcome in curve.outcomes if outcome.cell.block_bytes in _FLAT_BYTES]
+    outcomes = chain.from_iterable(curve.outcomes for curve in curves)
+    rates = [outcome.gbps for outcome in outcomes if outcome.cell.block_bytes in _FLAT_BYTES]
     if not rates:
         return ""
     there, here = "flat 5 to 7 GB/s from 4 to 24 KiB", ends(rates, figure)
-    kernel = next(
-        (outcome for outcome in (beside.outcomes if beside else ()) if outcome.cell.block_bytes == min(_FLAT_BYTES)),
-        None,
-    )
-    if kernel:
+    if beside and min(_FLAT_BYTES) in beside.sizes:
+        kernel = beside.at(min(_FLAT_BYTES))
         there, here = f"{there}, Triton 18 to 19 at 4 KiB", f"{here}, and {figure(kernel.gbps)}"
     return f"vLLM #42212: {there}; here {here}."
 
@@ -146,7 +146,7 @@ def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTab
     columns = {f"N = {count(curve.blocks)}": curve for curve in curves}
     if beside:
         columns[f"{label_of(beside.outcomes)}, N = {count(beside.blocks)}"] = beside
-    cells = cells_of(outcome for curve in columns.values() for outcome in curve.outcomes)
+    cells = cells_of(chain.from_iterable(curve.outcomes for curve in columns.values()))
     grid = grid_of(cells, "block_bytes", ["backend", "blocks"])
     body = [
         [bytes_size(size), *(format_cell(outcome, rate) for outcome in outcomes)] for size, outcomes in lines_of(grid)
@@ -193,7 +193,7 @@ def _grid(view: View, series: Series) -> DataTable:
 
 
 def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Chart:
-    """Return GB/s against block size, `others` beside the curves, and what moves the bytes on each side of the edge."""
+    """GB/s against block size, `others` beside the curves, and what moves the bytes on each side of the edge."""
     _, direction, state = curves[0].series
     lines = [
         _line(curve, light=_LIGHTEST * (1 - (number + 1) / len(curves)), variant=number)
@@ -214,7 +214,7 @@ def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Char
 
 
 def _divided(curves: Sequence[Curve]) -> tuple[float, str, str] | None:
-    """Return the edge at which most curves jump, between two block sizes, with the path on each side of it."""
+    """The edge at which most curves jump, between two block sizes, with the path on each side of it."""
     edges = Counter(
         (curve.cliff.below_bytes, curve.cliff.above_bytes) for curve in curves if curve.cliff and curve.cliff.rises
     )
@@ -225,7 +225,7 @@ def _divided(curves: Sequence[Curve]) -> tuple[float, str, str] | None:
     if times * 2 <= len(curves) or paths[0] == paths[1] or max(map(len, paths)) > 1:
         return None
     left, right = (next(iter(path)) for path in paths)
-    return math.sqrt(below * above), _SAID.get(left, left), _SAID.get(right, right)
+    return math.sqrt(below * above), _PATH_TEXTS.get(left, left), _PATH_TEXTS.get(right, right)
 
 
 def _line(curve: Curve, *, variant: int, light: float = 0.0, suffix: str = "") -> PlotLine:

@@ -90,12 +90,12 @@ def _identity(view: View) -> dict[str, Scalar]:
     """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
     measured = {outcome.cell.direction.value for outcome in view.measured}
-    ceilings = {way: rate for way, rate in view.ceilings.items() if way in measured}
+    ceilings = {direction: rate for direction, rate in view.ceilings.items() if direction in measured}
     rates = {f"ceiling {direction} GB/s": round(rate, 1) for direction, rate in ceilings.items()}
     return {**info.identity, "kvbench": info.kvbench, "device": view.title, "date": view.date, **rates}
 
 
-def _finding(of: str, pairs: Sequence[CellPair]) -> Text:
+def _finding(subject: str, pairs: Sequence[CellPair]) -> Text:
     changes = {verdict: [pair.change for pair in pairs if pair.compared.verdict is verdict] for verdict in Verdict}
     parts = []
     for verdict in (Verdict.SLOWER, Verdict.FASTER):
@@ -105,7 +105,7 @@ def _finding(of: str, pairs: Sequence[CellPair]) -> Text:
     same, undecided = (count(len(changes[verdict])) for verdict in (Verdict.SAME, Verdict.UNDECIDED))
     wrong = noun(by_chance(len(pairs)), "difference")
     chance = f"; of independent visits chance alone would show up to {wrong}" if len(pairs) > 1 else ""
-    return f"{of}: {', '.join([*parts, f'{same} the same', f'{undecided} undecided'])}{chance}."
+    return f"{subject}: {', '.join([*parts, f'{same} the same', f'{undecided} undecided'])}{chance}."
 
 
 def _differences(runs: Pair, origin: tuple[Span, ...]) -> list[DataTable]:
@@ -117,10 +117,10 @@ def _differences(runs: Pair, origin: tuple[Span, ...]) -> list[DataTable]:
 
 
 def _cell_table(runs: Pair, pairs: Sequence[CellPair], origin: tuple[Span, ...]) -> DataTable:
-    shown = pairs[:_MOST_ROWS]
-    varying = [axis for axis in SIDE_AXES if len({pair.cell.text(axis) for pair in shown}) > 1]
-    rows = [_row(pair, varying) for pair in shown]
-    more = f" (the {_MOST_ROWS} slowest of {count(len(pairs))})" if len(pairs) > len(shown) else ""
+    worst = pairs[:_MOST_ROWS]
+    varying = [axis for axis in SIDE_AXES if len({pair.cell.text(axis) for pair in worst}) > 1]
+    rows = [_row(pair, varying) for pair in worst]
+    more = f" (the {_MOST_ROWS} slowest of {count(len(pairs))})" if len(pairs) > len(worst) else ""
     labels = (f"{view.label} us" for view in runs)
     header = ("Backend", "Dir", "Stream", "Blocks", "Block size", "Other axes", *labels, "Ratio (95%)", "Verdict")
     states = INCLUDES["swap_us"]

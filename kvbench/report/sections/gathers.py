@@ -34,7 +34,8 @@ def _grid(outcome: Outcome) -> str:
 
 
 def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
-    """Return the microseconds of an empty gather, and the rows a microsecond, by least squares of relative errors."""
+    """The microseconds of an empty gather, and the rows a microsecond, by least squares of relative errors."""
+    # Each row is divided by its time, so that small gathers count as much as large ones.
     counts, times = np.asarray(rows, float), np.asarray(us, float)
     terms = np.stack([1 / times, counts / times], axis=1)
     (start_us, row_us), *_ = np.linalg.lstsq(terms, np.ones(len(times)), rcond=None)
@@ -68,10 +69,10 @@ def _best_rate(line: Line) -> str:
 
 
 def _enough(line: Line) -> int | None:
-    """Return the smallest grid within `KNEE` of the best of a line, None where only the largest is."""
+    """The smallest grid within `KNEE` of the best of a line, None where only the largest is."""
     grids = {int(arm): outcome for arm, outcome in line.items() if is_measured(outcome) and arm.isdigit()}
-    every = grids.values()
-    return knee([*grids], [outcome.gbps for outcome in every], [outcome.interval_gbps[0] for outcome in every])
+    outcomes = grids.values()
+    return knee([*grids], [outcome.gbps for outcome in outcomes], [outcome.interval_gbps[0] for outcome in outcomes])
 
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:

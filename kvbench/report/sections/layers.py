@@ -74,8 +74,8 @@ class Load:
     @cached_property
     def hidden(self) -> tuple[float, float, float]:
         """The share of the loads that the step hides, median of the visits, and its 95% interval; NaN without one."""
-        known = map(hidden_share, self.outcome.beside.values())
-        shares = [share for share in known if share is not None]
+        of_visits = map(hidden_share, self.outcome.beside.values())
+        shares = [share for share in of_visits if share is not None]
         if not shares:
             return math.nan, math.nan, math.nan
         low, high = median_interval(shares)
@@ -94,7 +94,7 @@ class Load:
 
 
 def hidden_share(beside: Beside) -> float | None:
-    """Return the share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
+    """The share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
     if not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_alone_us):
         return None
     alone_us, both_us, swaps_us = (
@@ -117,15 +117,15 @@ def make(view: View) -> PartOrReason:
 
 
 def _loads(view: View, outcomes: Sequence[Outcome]) -> tuple[list[Load], str]:
-    """Return the swaps by layers, and the unit of sizes: tokens where all are of a model of the run, or blocks."""
+    """The swaps by layers, and the unit of their sizes: tokens where all are of a model of the run, or blocks."""
     try:
         models = swaps_from_plain(view.run.info.spec.get("models", []))
     except UsageError:
         models = ()
     swaps = {(swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern): swap for swap in models}
-    known = [swaps.get(_shape(outcome.cell)) for outcome in outcomes]
-    if all(known):
-        pairs = zip(outcomes, filter(None, known), strict=True)
+    of_models = [swaps.get(_shape(outcome.cell)) for outcome in outcomes]
+    if all(of_models):
+        pairs = zip(outcomes, filter(None, of_models), strict=True)
         return [Load(outcome, _what(outcome.cell, swap), swap.tokens) for outcome, swap in pairs], "tokens"
     return [Load(outcome, _what(outcome.cell), outcome.cell.blocks) for outcome in outcomes], "blocks"
 
@@ -151,11 +151,11 @@ def _table(view: View, title: str, unit: str, loads: Sequence[Load]) -> DataTabl
 def _finding(what: str, unit: str, loads: Sequence[Load]) -> Text:
     """Name the methods that hide the loads of TOKENS, or of the most that was loaded, and their submission times."""
     sizes = {load.size for load in loads}
-    at = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
-    of_size = sorted((load for load in loads if load.size == at), key=lambda load: -load.hidden[0])
+    size = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
+    of_size = sorted((load for load in loads if load.size == size), key=lambda load: -load.hidden[0])
     hiding = [load.method for load in of_size if load.hidden[1] >= HIDDEN]
     callers = sorted((load.caller_of_layer_us, load.method) for load in of_size if not load.at_once)
-    text = f"{what}, {count(at)} {unit}: "
+    text = f"{what}, {count(size)} {unit}: "
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:

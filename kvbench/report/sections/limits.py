@@ -1,6 +1,7 @@
 """What address translation allows: scattered small blocks a second, beside dense ones and large copies by SMs."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction
@@ -42,14 +43,14 @@ def _millions(rates: Sequence[float]) -> str:
 
 
 def make(view: View) -> PartOrReason:
-    rows = [row for direction in Direction for row in _rows(view.of_machine, direction)]
+    rows = [*chain.from_iterable(_rows(view.of_machine, direction) for direction in Direction)]
     return (lambda: Part(_findings(rows), tables=[_table(view, rows)])) if rows else _NEEDED
 
 
 def _rows(views: Sequence[View], direction: Direction) -> list[_Row]:
     """The largest pool first."""
-    known = [run for run in (reached(view.run.others, direction) for view in views) if run]
-    pools = sorted(grouped(known, lambda run: run.pool_bytes).items(), reverse=True)
+    limits = [*filter(None, (reached(view.run.others, direction) for view in views))]
+    pools = sorted(grouped(limits, lambda run: run.pool_bytes).items(), reverse=True)
     return [_Row(direction, pool_bytes, runs) for pool_bytes, runs in pools]
 
 
