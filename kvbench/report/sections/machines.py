@@ -26,7 +26,8 @@ from kvbench.tune.text import dates_text, link_text
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = tuple(
-    SwapShape(way, StreamState.IDLE, *wanted) for way in Direction for wanted in ((64, 4 * KIB), (10_000, 4 * KIB))
+    SwapShape(direction, StreamState.IDLE, *size)
+    for direction, size in product(Direction, ((64, 4 * KIB), (10_000, 4 * KIB)))
 )
 MANY: Final = 1024
 _CEILING: Final = "Ceiling h2d / d2h, GB/s"
@@ -57,7 +58,7 @@ def make(view: View) -> PartOrReason:
 
 
 def machines_table(views: Sequence[View]) -> DataTable | None:
-    """Return the table of some runs, None for runs of one machine."""
+    """The table of some runs, None for runs of one machine."""
     part = make(views[-1])
     return None if isinstance(part, str) else part().tables[0]
 
@@ -65,35 +66,35 @@ def machines_table(views: Sequence[View]) -> DataTable | None:
 def _part(machines: Sequence[Sequence[View]]) -> Part:
     swaps = [_swaps(runs) for runs in machines]
     rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
-    shown = _shown(set[SwapShape].intersection(*map(set, swaps)))
-    for shape in shown:
+    shapes = _compared(set[SwapShape].intersection(*map(set, swaps)))
+    for shape in shapes:
         ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
         rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
     recommended = [_recommended(runs) for runs in machines]
     for place in dict.fromkeys(chain.from_iterable(recommended)):
         rows.append(_Row(f"Recommended, {place}", [of_machine.get(place, ABSENT) for of_machine in recommended]))
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
-    shipped = _shipped(swaps, shown)
-    notes: list[Text] = [_CHOSEN] if shown else [_NONE_IN_COMMON]
+    shipped = _shipped(swaps, shapes)
+    notes: list[Text] = [_CHOSEN] if shapes else [_NONE_IN_COMMON]
     notes += [f"The code of their own packages: {', '.join(shipped)}"] if shipped else []
-    caption = f"{INCLUDES['idle']}. Medians" if shown else ""
+    caption = f"{INCLUDES['idle']}. Medians" if shapes else ""
     cards = [runs[0].card for runs in machines]
     body = [(row.name, *row.texts) for row in rows]
     table = DataTable("Machines side by side", ("", *cards), body, notes, caption)
     heads = [_Row("Machines", cards), *(row for row in rows if row.leads)]
     short: list[Text] = [(Strong(row.name), f": {' | '.join(row.texts)}") for row in heads]
-    return Part(tables=[table], short=short if shown else [*short, _NONE_IN_COMMON])
+    return Part(tables=[table], short=short if shapes else [*short, _NONE_IN_COMMON])
 
 
 def _cliff(runs: Sequence[View]) -> str:
     """The two sizes, the closest of any run, between which batched h2d copies on an idle stream jump."""
-    curves = [curve for view in runs for curve in curves_of(pin(view.outcomes, shown=()))]
-    same = [curve for curve in curves if curve.series == (BATCHED, "h2d", "idle")]
-    cliffs = [curve.cliff for curve in same if curve.cliff]
+    curves = chain.from_iterable(curves_of(pin(view.outcomes, shown=())) for view in runs)
+    batched = [curve for curve in curves if curve.series == (BATCHED, "h2d", "idle")]
+    cliffs = [curve.cliff for curve in batched if curve.cliff]
     if not cliffs:
-        return "none" if same else ABSENT
-    at = min(cliffs, key=lambda cliff: cliff.above_bytes / cliff.below_bytes)
-    return f"{bytes_size(at.below_bytes)} to {bytes_size(at.above_bytes)}"
+        return "none" if batched else ABSENT
+    closest = min(cliffs, key=lambda cliff: cliff.above_bytes / cliff.below_bytes)
+    return f"{bytes_size(closest.below_bytes)} to {bytes_size(closest.above_bytes)}"
 
 
 _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
@@ -111,8 +112,8 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
     The figures of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may
     come from others.
     """
-    known = [facts for view in runs for facts in view.run.info.backends]
-    others = {facts.name for facts in known if facts.plug_in or facts.package.partition("==")[0] not in ("", "kvbench")}
+    backends = chain.from_iterable(view.run.info.backends for view in runs)
+    others = {facts.name for facts in backends if facts.plug_in or facts.package.split("==")[0] not in ("", "kvbench")}
     swaps: dict[SwapShape, Reached] = {}
     foreign: dict[SwapShape, dict[str, tuple[ShapeAnswer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: -sum(cell.backend not in others for cell in view.run.outcomes)):
@@ -141,13 +142,16 @@ def _shipped(machines: Sequence[Mapping[SwapShape, Reached]], shapes: Iterable[S
     return sorted(names)
 
 
-def _shown(common: set[SwapShape]) -> list[SwapShape]:
-    """Return the wanted shapes that all machines have, or the smallest and the largest of each direction."""
+def _compared(common: set[SwapShape]) -> list[SwapShape]:
+    """The wanted shapes that all machines have, or the smallest and the largest of each direction."""
     wanted = [shape for shape in WANTED if shape in common]
     if wanted:
         return wanted
-    sides = (sorted(shape for shape in common if shape.direction is way) for way in Direction)
-    return [shape for side in sides if side for shape in dict.fromkeys((side[0], side[-1]))]
+    shapes: dict[SwapShape, None] = {}
+    for direction in Direction:
+        side = sorted(shape for shape in common if shape.direction is direction)
+        shapes |= dict.fromkeys((*side[:1], *side[-1:]))
+    return [*shapes]
 
 
 def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[_Row]:
@@ -155,30 +159,29 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[fl
     in_us = shape.blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
 
-    def shown(answer: ShapeAnswer, choice: Choice) -> str:
+    def figure_text(answer: ShapeAnswer, choice: Choice) -> str:
         times_us = answer.measured.us_of(choice), *known_interval([*answer.measured.visits_of(choice).values()])
         if in_us:
             return with_interval(*times_us)
         middle, high, low = (gigabytes_per_second(shape.blocks * shape.block_bytes, us) for us in times_us)
         return with_interval(middle, low, high)
 
-    rows = [_Row(f"{head}: {BATCHED}", [shown(swap.answer, swap.batched) for swap in swaps])]
-    for name in sorted({name for swap in swaps for name in swap.foreign}):
-        known = (swap.foreign.get(name) for swap in swaps)
-        rows += [_Row(f"{head}: {name}", [shown(*pair) if pair else ABSENT for pair in known])]
+    rows = [_Row(f"{head}: {BATCHED}", [figure_text(swap.answer, swap.batched) for swap in swaps])]
+    for name in sorted({*chain.from_iterable(swap.foreign for swap in swaps)}):
+        pairs = (swap.foreign.get(name) for swap in swaps)
+        rows += [_Row(f"{head}: {name}", [figure_text(*pair) if pair else ABSENT for pair in pairs])]
     best = [swap.answer for swap in swaps]
-    rows.append(
-        _Row(f"{head}: best", [f"{shown(answer, answer.choice)}: {answer.choice.label}" for answer in best], leads=True)
-    )
-    pairs = ((answer.measured.gbps_of(answer.choice), ceiling) for answer, ceiling in zip(best, ceilings, strict=True))
-    shares = [f"{gbps / ceiling:.0%}" if ceiling else ABSENT for gbps, ceiling in pairs]
+    texts = [f"{figure_text(answer, answer.choice)}: {answer.choice.label}" for answer in best]
+    rows.append(_Row(f"{head}: best", texts, leads=True))
+    rates = (answer.measured.gbps_of(answer.choice) for answer in best)
+    shares = [f"{gbps / ceiling:.0%}" if ceiling else ABSENT for gbps, ceiling in zip(rates, ceilings, strict=True)]
     return rows if in_us else [*rows, _Row(f"{swap}, best of ceiling", shares)]
 
 
 def _recommended(runs: Sequence[View]) -> dict[str, str]:
-    """Return what to use for swaps of the usual blocks, by direction and situation, where that was measured."""
+    """What to use for swaps of the usual blocks, by direction and situation, where that was measured."""
     try:
         advice = advise([view.run for view in runs], Question(), lambda choice: not of_engine(choice.backend))
     except UsageError:
         return {}
-    return {f"{one.direction} {place_of(one)}": use_of(one) for one in advice.answers if one.use}
+    return {f"{answer.direction} {place_of(answer)}": use_of(answer) for answer in advice.answers if answer.use}

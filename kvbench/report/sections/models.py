@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbench.analysis.compare import Comparison
@@ -63,7 +64,7 @@ class ModelSide:
         return set(self.measured(state)["backend"])
 
     def speed_up(self, swap: ModelSwap, state: str) -> Comparison | None:
-        """Return the time of single copies over that of batched ones; None without both."""
+        """The time of single copies over that of batched ones; None without both."""
         single, batched = (self.outcome(swap, backend, state) for backend in (PER_BLOCK, BATCHED))
         if single and batched and is_measured(single) and is_measured(batched):
             return compare(batched, single)
@@ -76,7 +77,8 @@ def make(view: View) -> PartOrReason:
 
 
 def _part(sides: Sequence[ModelSide]) -> Part:
-    pairs = [(side, state) for state in AS_ENGINES for side in sides if BATCHED in side.backends(state)]
+    by_state = product(AS_ENGINES, sides)
+    pairs = [(side, state) for state, side in by_state if BATCHED in side.backends(state)]
     both = [(side, state) for side, state in pairs if PER_BLOCK in side.backends(state)]
     tables = [_pairs(side, state) for side, state in both]
     tables += [_all(side, state) for side, state in pairs if side.backends(state) - {PER_BLOCK, BATCHED}]
@@ -107,8 +109,7 @@ def _pin_each(view: View, swaps: Sequence[ModelSwap]) -> Pinned:
     for blocks, size, device, host in dict.fromkeys(map(_shape, swaps)):
         same = where(view.cells, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host)
         pins.append(view.pin(same, shown=("pattern", "host_pattern")))
-    outcomes = [outcome for pinned in pins for outcome in outcomes_in(pinned.cells)]
-    return Pinned(cells_of(outcomes), pins[0].hidden)
+    return Pinned(cells_of(chain.from_iterable(outcomes_in(pinned.cells) for pinned in pins)), pins[0].hidden)
 
 
 def _shape(swap: ModelSwap) -> Shape:
@@ -116,8 +117,8 @@ def _shape(swap: ModelSwap) -> Shape:
 
 
 def _finding(side: ModelSide, state: str) -> str:
-    every = {_name(swap): side.speed_up(swap, state) for swap in side.swaps}
-    compared = {name: speed_up for name, speed_up in every.items() if speed_up}
+    speed_ups = {_name(swap): side.speed_up(swap, state) for swap in side.swaps}
+    compared = {name: speed_up for name, speed_up in speed_ups.items() if speed_up}
     ordered = sorted((speed_up.ratio, name) for name, speed_up in compared.items() if speed_up.told_apart)
     if not ordered:
         return ""
@@ -189,8 +190,8 @@ def _all(side: ModelSide, state: str) -> DataTable:
     cells, body = side.measured(state), []
     backends = sorted(set(cells["backend"]))
     for swap in side.swaps:
-        known = {backend: side.outcome(swap, backend, state) for backend in backends}
-        arms = {backend: outcome for backend, outcome in known.items() if outcome}
+        outcomes = {backend: side.outcome(swap, backend, state) for backend in backends}
+        arms = {backend: outcome for backend, outcome in outcomes.items() if outcome}
         names = [_name(swap), count(swap.blocks), bytes_size(swap.block_bytes)]
         body.append([*names, *fastest_marked(arms, backends, milliseconds)])
     title = f"{side.direction}, {state} stream: ms per swap, by model and backend, {_lengths(side.swaps)}"

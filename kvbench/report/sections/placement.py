@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
@@ -86,7 +87,7 @@ LOCALITY: Final = Contrast(
 
 
 def run_length(pattern: str) -> int | None:
-    """Return the blocks in an extent of a pattern: 1 where none are adjacent, None where extents differ in length."""
+    """The blocks in an extent of a pattern: 1 where none are adjacent, None where extents differ in length."""
     match = re.fullmatch(r"runs-(\d+)", pattern)
     return int(match[1]) if match else 1 if pattern == "shuffled" else None
 
@@ -144,7 +145,7 @@ def make_devices(view: View) -> PartOrReason:
     if not lines:
         return _NEEDS_DEVICES
     sides = grouped(sorted(lines, key=_device_order), lambda line: line.alone.cell.direction).values()
-    findings = [text for side in sides for text in _loss(side)]
+    findings = [*chain.from_iterable(map(_loss, sides))]
     return lambda: Part(findings, tables=[_devices_table(view, side) for side in sides])
 
 
@@ -177,7 +178,7 @@ def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:
     title = f"{lines[0].alone.cell.direction}: GB/s of swaps alone, and of all devices at once"
     clock = "CUDA events; a cell alone, and while every device swaps its own blocks at the same time"
     header = ("Method", "Swap", "Stream", "Device", "GB/s alone", "GB/s at once", "Share")
-    outcomes = [outcome for line in lines for outcome in (line.alone, line.at_once)]
+    outcomes = [*chain.from_iterable((line.alone, line.at_once) for line in lines)]
     return measured_table(view, outcomes, clock, title, header, body, left=4)
 
 
@@ -253,9 +254,9 @@ REGISTRATIONS: Final = Contrast(
 
 
 def _ranks(cell: Cell) -> int | None:
-    """Return how many ranks share the pages of which a cell copies fragments, None where it copies whole blocks."""
-    found = [re.match(r"fragments-\d+x(\d+)", str(pattern)) for pattern in (cell.host_pattern, cell.pattern)]
-    return next((int(match[1]) for match in found if match), None)
+    """How many ranks share the pages of which a cell copies fragments, None where it copies whole blocks."""
+    matches = [re.match(r"fragments-\d+x(\d+)", str(pattern)) for pattern in (cell.host_pattern, cell.pattern)]
+    return next((int(match[1]) for match in matches if match), None)
 
 
 _RANKS: Final = Key("Ranks", _ranks, lambda outcome: str(_ranks(outcome.cell)))
@@ -271,9 +272,9 @@ def _gap(side: ContrastSide) -> Iterable[Text]:
     """Say by how much the fastest backend exceeds batched copies, where by most."""
     gaps = []
     for line in side.lines:
-        known = [outcome for outcome in line.values() if is_measured(outcome)]
-        base = next((outcome for outcome in known if outcome.cell.backend == BATCHED), None)
-        best = min(known, key=Outcome.us, default=None)
+        outcomes = [*filter(is_measured, line.values())]
+        base = next((outcome for outcome in outcomes if outcome.cell.backend == BATCHED), None)
+        best = min(outcomes, key=Outcome.us, default=None)
         if base and best and (compared := compare(best, base)).told_apart:
             gaps.append((compared.ratio, base, best))
     if gaps:

@@ -1,6 +1,7 @@
 """Replay: the swaps of a trace, one after the other, by every backend: latency, GB/s and time of the thread."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,8 +46,8 @@ def make(view: View) -> PartOrReason:
     if not any(map(_replays, view.measured)):
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
     parts = [_part(run) for run in view.of_machine if any(map(_replays, run.measured))]
-    findings = [finding for part in parts for finding in part.findings]
-    return lambda: Part(findings, tables=[table for part in parts for table in part.tables])
+    findings = [*chain.from_iterable(part.findings for part in parts)]
+    return lambda: Part(findings, tables=[*chain.from_iterable(part.tables for part in parts)])
 
 
 def _replays(outcome: Outcome) -> bool:
@@ -100,8 +101,9 @@ def _table(view: View, direction: str, replays: Sequence[Replayed]) -> DataTable
     quantiles = ("p50, us", "p90, us", *(["p99, us"] if many else []), "Worst, us (its blocks)")
     header = ("Method", "Swaps", *quantiles, "GB/s", "Caller, us", "Copies left")
     choice = trace.get(direction)
-    of = f"of {count(total)} " if isinstance(choice, dict) and (total := int(choice["total"])) else ""
-    title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of}swaps of run {view.label}"
+    total = int(choice["total"]) if isinstance(choice, dict) else 0
+    of_total = f"of {count(total)} " if total else ""
+    title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of_total}swaps of run {view.label}"
     body = [_row(replay, many=many) for replay in ordered]
     outcomes = [replay.outcome for replay in replays]
     return measured_table(view, outcomes, INCLUDES["idle"], title, header, body, [_NOTE])
@@ -129,7 +131,7 @@ def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
 
 
 def _replays_of(view: View) -> list[Replayed]:
-    """Return the cells that replay a trace, with their swaps: of each its round, its number in the trace, times,
+    """The cells that replay a trace, with their swaps: of each its round, its number in the trace, times,
     descriptors, and the copies left of them.
     """
     visits = by_cell(visit for visit in view.run.visits if visit.cell.sequence == TRACE)

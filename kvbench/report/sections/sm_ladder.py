@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -98,11 +99,11 @@ class Ladders(NamedTuple):
 
 def make(view: View) -> PartOrReason:
     """Make the section of the run with most ladders, of many blocks if any; a decode step may be of another run."""
-    found = [*filter(None, map(_ladders, view.of_machine))]
-    if not found:
+    of_runs = [*filter(None, map(_ladders, view.of_machine))]
+    if not of_runs:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
-    many = [ladders for ladders in found if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
-    return partial(_part, max(many or found, key=_weight), view.of_machine)
+    many = [ladders for ladders in of_runs if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
+    return partial(_part, max(many or of_runs, key=_weight), view.of_machine)
 
 
 def _weight(ladders: Ladders) -> tuple[float, int, int]:
@@ -119,8 +120,8 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
         try:
             lines.append(export(name, runs, shapes_of(runs, lambda _: True)).line())
         except UsageError:
-            known = f"{engine.title}'s {', '.join(engine.settings)}: not measured, see "
-            lines.append((known, Code(f"kvbench tune engine {name}")))
+            settings = f"{engine.title}'s {', '.join(engine.settings)}: not measured, see "
+            lines.append((settings, Code(f"kvbench tune engine {name}")))
     return lines
 
 
@@ -137,14 +138,11 @@ def _ladders(view: View) -> Ladders | None:
 
 
 def _beside_decode(views: Sequence[View]) -> Decode:
-    """Return the cells beside a decode step: those of the workload of most."""
-    beside = [
-        outcome
-        for view in views
-        for outcome in outcomes_in(where(copied(view.cells), neighbour=str(Neighbour.DECODE)))
-        if outcome.cell.sms is not None and outcome.costs
-    ]
-    by_workload = grouped(beside, _workload)
+    """The cells of kernels beside a decode step: those of the workload of most."""
+    cells = (where(copied(view.cells), neighbour=str(Neighbour.DECODE)) for view in views)
+    outcomes = chain.from_iterable(map(outcomes_in, cells))
+    kernels = (outcome for outcome in outcomes if outcome.cell.sms is not None and outcome.costs)
+    by_workload = grouped(kernels, _workload)
     most = max(by_workload.values(), key=len, default=[])
     return {_method(outcome.cell): outcome for outcome in most}
 
@@ -165,11 +163,11 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (_, state), first = kinds[0]
     name = name_of(outcomes_in(first)[0])
-    known = [_knee(ladder) for ladder in _ladders_of(first).values()]
-    enough = [sms for sms in known if sms]
-    finding = f"{name}, {state} stream: GB/s still rise at the most SMs."
+    knees = [_knee(ladder) for ladder in _ladders_of(first).values()]
+    enough = [*filter(None, knees)]
+    finding = f"{name}, {state} stream: no number of SMs below {first['sms'].max()} is clearly enough."
     if enough:
-        of_all = f" in {len(enough)} of {len(known)} columns" if len(enough) < len(known) else ""
+        of_all = f" in {len(enough)} of {len(knees)} columns" if len(enough) < len(knees) else ""
         of_all += ", the fewest measured" if max(enough) == first["sms"].min() else ""
         finding = f"{name}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
     of_state = {backend: of_kind for (backend, kind_state), of_kind in kinds if kind_state == state}
@@ -177,7 +175,7 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
 
 
 def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
-    """Return the ladders of each direction and block size, h2d first."""
+    """The ladders of each direction and block size, h2d first."""
     ladders: dict[Side, Ladder] = {}
     for direction in DIRECTIONS:
         for size, of_size in by_axes(where(cells, direction=direction), "block_bytes"):
@@ -186,17 +184,17 @@ def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
 
 
 def _knee(ladder: Ladder) -> int | None:
-    """Return the SM count from which more do not help."""
+    """The SM count from which more do not help."""
     return knee([*ladder], [rung.gbps for rung in ladder.values()], [rung.interval_gbps[0] for rung in ladder.values()])
 
 
-def _table(shown: Ladders, decode: Decode) -> DataTable:
-    backend, state = shown.cells[["backend", "stream_state"]].iloc[0]
-    ladders = _ladders_of(shown.cells)
+def _table(kind: Ladders, decode: Decode) -> DataTable:
+    backend, state = kind.cells[["backend", "stream_state"]].iloc[0]
+    ladders = _ladders_of(kind.cells)
     knees = {side: _knee(ladder) for side, ladder in ladders.items()}
     beside = [side for side in DIRECTIONS if any(key[:2] == (backend, side) for key in decode)]
     body: list[list[Text]] = []
-    for sms in sorted({sms for ladder in ladders.values() for sms in ladder}):
+    for sms in sorted({*chain.from_iterable(ladders.values())}):
         line: list[Text] = [count(sms)]
         for side, ladder in ladders.items():
             rung = ladder.get(sms)
@@ -205,11 +203,11 @@ def _table(shown: Ladders, decode: Decode) -> DataTable:
         body.append([*line, *(_slowdown_text(decode.get((backend, side, sms))) for side in beside)])
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]
     header += [f"decode slower, {side}" for side in beside]
-    outcomes = outcomes_in(shown.cells)
+    outcomes = outcomes_in(kind.cells)
     blocks = ends({outcome.cell.blocks for outcome in outcomes}, count)
     title = f"{name_of(outcomes[0])}, {state} stream: GB/s by SM count, median over N = {blocks}"
     bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
-    return measured_table(shown.view, outcomes, INCLUDES[state], title, header, body, pinned=shown.pinned, bold=bold)
+    return measured_table(kind.view, outcomes, INCLUDES[state], title, header, body, pinned=kind.pinned, bold=bold)
 
 
 def _slowdown_text(beside: Outcome | None) -> str:
@@ -217,14 +215,14 @@ def _slowdown_text(beside: Outcome | None) -> str:
 
 
 def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Chart:
-    """Return the ladders of all kernels in a stream state, side by side for the directions."""
+    """The ladders of all kernels in a stream state, side by side for the directions."""
     ladders = {backend: _ladders_of(cells) for backend, cells in kernels.items()}
     names = {backend: name_of(outcomes_in(cells)[0]) for backend, cells in kernels.items()}
     panels = []
     for direction in DIRECTIONS:
         lines = []
         for backend, sides in ladders.items():
-            of_direction = [(size, ladder) for (way, size), ladder in sides.items() if way == direction]
+            of_direction = [(side[1], ladder) for side, ladder in sides.items() if side[0] == direction]
             for number, (size, ladder) in enumerate(of_direction):
                 label = comma_separated(names[backend] if len(ladders) > 1 else "", bytes_size(size))
                 lines.append(_line(label, backend, number, ladder))

@@ -54,16 +54,16 @@ def _but_order(cell: Cell) -> Cell:
 
 def _half_intervals(side: ContrastSide) -> Sequence[Text]:
     """Say how small a difference would have shown: half an interval."""
-    known = [(line, compared) for line, compared in side.comparisons if math.isfinite(compared.high)]
-    halves = [((compared.high - compared.low) / 2, line) for line, compared in known]
-    seen = []
+    judged = [(line, compared) for line, compared in side.comparisons if math.isfinite(compared.high)]
+    halves = [((compared.high - compared.low) / 2, line) for line, compared in judged]
+    resolution = []
     if halves:
         worst, line = max(halves, key=lambda half: half[0])
         cell = contrast.first_of(line).cell
         middle = median(half for half, _ in halves)
         swap = f"{cell.direction} {swap_text(cell)}"
-        seen = [f"Resolution, half an interval: {middle:.1%} in the median, {worst:.1%} at worst ({swap})"]
-    return [*seen, "ANY on d2h may read before earlier work wrote"]
+        resolution = [f"Resolution, half an interval: {middle:.1%} in the median, {worst:.1%} at worst ({swap})"]
+    return [*resolution, "ANY on d2h may read before earlier work wrote"]
 
 
 def _order_effect(side: ContrastSide) -> Sequence[Text]:
@@ -265,8 +265,8 @@ _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, Stream
 
 def _gate_effect(side: ContrastSide) -> Iterable[Text]:
     """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
-    known = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
-    for name, pairs in grouped(known, lambda pair: name_of(pair[0][_GATES[0]])).items():
+    judged = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
+    for name, pairs in grouped(judged, lambda pair: name_of(pair[0][_GATES[0]])).items():
         line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
         closed, opened = (line[state] for state in _GATES)
         head = f"{name} {closed.cell.direction}"
@@ -364,9 +364,10 @@ CALL: Final = Contrast(
     keys=(contrast.BLOCKS, contrast.SIZE, contrast.METHOD),
     title=lambda side: f"{side.cell.direction}: us of the thread, and until completion",
     columns=lambda _: [
-        Figure(f"{of}, {arm}", arm, show)
-        for arm in (_TIGHT, _AFTER)
-        for of, show in (("Thread us", _caller_us), ("Completion us", _wall_us))
+        Figure("Thread us, tight", _TIGHT, _caller_us),
+        Figure("Completion us, tight", _TIGHT, _wall_us),
+        Figure("Thread us, after a step", _AFTER, _caller_us),
+        Figure("Completion us, after a step", _AFTER, _wall_us),
     ],
     includes=lambda _: (
         "Medians in us on an idle stream, from the caller's list. Thread: until the call returns. Completion: until "
