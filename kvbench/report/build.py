@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
@@ -19,7 +20,6 @@ from kvbench.cells.installed import ENGINES_SECTION
 from kvbench.cells.units import two_digits
 from kvbench.files import or_usage_error, write_whole
 from kvbench.report import document
-from kvbench.report.document import DETAILS_FILE, PAGE_FILE, REPORT_FILE, render_details, render_page, render_report
 from kvbench.report.faults import HOST_COPIES, unsteady, warnings_of, worst_faults
 from kvbench.report.model import (
     Chapter,
@@ -133,7 +133,7 @@ def silent(_what: str, _number: int, _total: int) -> None:
 
 
 def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> Report:
-    """Return the report of `runs` as data; `unread` says of other runs why they could not be read."""
+    """The report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
     chapters: list[Chapter] = []
     missing: dict[Section, Text] = {}
@@ -166,7 +166,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
 
 
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
-    """Return the chapter of the run with most to say in a section, or why no run fills it."""
+    """The chapter of the run with most to say in a section, or why no run fills it."""
 
     def weight(view: View) -> tuple[float, ...]:
         visits, *size = view.weight
@@ -186,12 +186,14 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     if not filled:
         return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
     others = sorted((view for view, _ in filled[1:]), key=lambda view: len(view.earlier))
-    shown, make_part = filled[0]
+    fullest, make_part = filled[0]
     part = make_part()
-    findings = [(f"{shown.card}: ", *spans(text)) if shown.card else text for text in both_directions(part.findings)]
+    findings = [
+        (f"{fullest.card}: ", *spans(text)) if fullest.card else text for text in both_directions(part.findings)
+    ]
     charts = [chart for chart in part.charts if chart.plot.most_points > 1]
     part = replace(part, findings=findings, charts=charts)
-    return Chapter(section, shown, part, [] if section.of_all else others), {}
+    return Chapter(section, fullest, part, [] if section.of_all else others), {}
 
 
 def make_folder(out: Path) -> None:
@@ -214,7 +216,7 @@ def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
 
 
 def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> dict[str, bytes]:
-    """Return the report of `runs` as file name -> content, report.md first; the same runs give the same bytes.
+    """The report of `runs` as file name -> content, report.md first; the same runs give the same bytes.
 
     `unread` says why other runs could not be read; `progress` is called before each section and each chart. What a run
     does not hold is named in the report, not an error.
@@ -226,8 +228,12 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
 
         progress("chart", number, len(report.charts))
         drawn[chart.stem] = draw(chart.plot, chart.text)
-    page = html_page(render_page(report), {stem: drawing.svg for stem, drawing in drawn.items()}, report.views)
-    texts = {REPORT_FILE: render_report(report), DETAILS_FILE: render_details(report), PAGE_FILE: page}
+    page = html_page(document.render_page(report), {stem: drawing.svg for stem, drawing in drawn.items()}, report.views)
+    texts = {
+        document.REPORT_FILE: document.render_report(report),
+        document.DETAILS_FILE: document.render_details(report),
+        document.PAGE_FILE: page,
+    }
     files = {name: text.encode() for name, text in texts.items()}
     for chart in report.charts:
         files |= {f"{chart.stem}.{suffix}": data for suffix, data in drawn[chart.stem]._asdict().items()}
@@ -269,13 +275,13 @@ def _hosts(views: Sequence[View]) -> list[Text]:
     if not hosts:
         return []
     usual = max(hosts, key=lambda host: len(hosts[host]))
-    others = ", ".join(view.label for host, of_host in hosts.items() if host != usual for view in of_host)
+    others = ", ".join(view.label for view in views if view.host not in ("", usual))
     return [f"Host: {usual}" + (f" (not {others})" if others else "")]
 
 
 def _steadiness(views: Sequence[View]) -> list[Text]:
     """What a reader must know of the spread behind all figures: between runs, by disturbances, between visits."""
-    outcomes = [outcome for view in views for outcome in view.measured]
+    outcomes = [*chain.from_iterable(view.measured for view in views)]
     return [*filter(None, (_starts_text(views), _disturbed_text(views, outcomes), _visits_text(outcomes)))]
 
 
@@ -319,8 +325,8 @@ def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
 
 def _plug_ins(views: Sequence[View]) -> list[Text]:
     """Explain the mark of plug-ins' backends, with their packages; nothing without any."""
-    known = [facts for view in views for facts in view.run.info.backends]
-    packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(plug_ins_of(known).items()))
+    plug_ins = plug_ins_of(chain.from_iterable(view.run.info.backends for view in views))
+    packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(plug_ins.items()))
     meaning = f"a backend of another package, whose figures are only as true as that package's code: {packages}"
     return [(Strong("Plug-in"), f": {meaning}")] if packages else []
 
@@ -347,13 +353,19 @@ def _run_table(views: Sequence[View]) -> DataTable:
 
 def _warnings(views: Sequence[View]) -> list[Text]:
     """Warnings about the runs and their samples, and their notes."""
-    texts: list[Text] = [f"{view.label}: {short(text)}" for view in views for text in warnings_of(view.run)]
-    texts += [(f"{view.label}: ", *doubt) for view in views for doubt in _doubts(view.measured)]
+    texts: list[Text] = []
+    for view in views:
+        texts += [f"{view.label}: {short(text)}" for text in warnings_of(view.run)]
+    for view in views:
+        texts += [(f"{view.label}: ", *doubt) for doubt in _doubts(view.measured)]
     for view in views:
         if without := sum(outcome.status == "no figure" for outcome in view.outcomes):
             texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
-    records = ((view.label, record) for view in views for record in view.run.others)
-    notes = [*dict.fromkeys(f"{label}: {short(record.text)}" for label, record in records if isinstance(record, Note))]
+    texts_of_notes: dict[str, None] = {}
+    for view in views:
+        records = view.run.others
+        texts_of_notes |= {f"{view.label}: {short(note.text)}": None for note in records if isinstance(note, Note)}
+    notes = [*texts_of_notes]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     return [*texts, *notes[:_MOST_NOTES], *more]
 
@@ -382,16 +394,18 @@ def _skipped(views: Sequence[View]) -> list[Text]:
 
 
 def _failed(views: Sequence[View]) -> DataTable | None:
-    failed = [(view.label, outcome) for view in views for outcome in view.outcomes if outcome.status == "failed"]
-    rows = [(label, short(outcome.reason), Code(short(outcome.command, 2000))) for label, outcome in failed]
+    rows: list[tuple[Text, ...]] = []
+    for view in views:
+        failed = [outcome for outcome in view.outcomes if outcome.status == "failed"]
+        rows += [(view.label, short(outcome.reason), Code(short(outcome.command, 2000))) for outcome in failed]
     more = f"And {len(rows) - _MOST_FAILURES} more in summary.csv." if len(rows) > _MOST_FAILURES else ""
     header = ("Run", "Reason", "Reproduced by")
     return DataTable("", header, rows[:_MOST_FAILURES], caption=more, left=3) if rows else None
 
 
 def _definitions(chapters: Sequence[Chapter]) -> list[Text]:
-    front = [chapter.part.tables[0] for chapter in chapters if chapter.section.config and chapter.part.tables]
-    words = words_in(row for table in front for row in (table.header, *table.rows))
+    first_page = [chapter.part.tables[:1] for chapter in chapters if chapter.section.config]
+    words = words_in(chain.from_iterable((table.header, *table.rows) for table in chain.from_iterable(first_page)))
     events = " and ".join(sorted({"Host" if chapter.view.on_host else "CUDA" for chapter in chapters}))
     return [
         f"GB/s: 10^9 bytes a second; (a to b): 95% interval, where half of it is above {WIDE.fraction:.0%}",

@@ -19,12 +19,12 @@ OUTCOME: Final = "outcome"
 
 def cells_of(outcomes: Iterable[Outcome]) -> pd.DataFrame:
     """A row per outcome, in their order: a column for each axis of its cell, numbers as such, and the outcome."""
-    every = list(outcomes)
+    rows = list(outcomes)
     columns = {
-        axis.field if axis.number else name: _values([outcome.cell for outcome in every], name)
+        axis.field if axis.number else name: _values([outcome.cell for outcome in rows], name)
         for name, axis in AXES.items()
     }
-    return pd.DataFrame({**columns, OUTCOME: pd.Series(every, dtype=object)})
+    return pd.DataFrame({**columns, OUTCOME: pd.Series(rows, dtype=object)})
 
 
 def _values(cells: Sequence[Cell], name: str) -> "pd.Series[Any]":

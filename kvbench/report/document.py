@@ -71,29 +71,30 @@ def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) ->
 
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
-    """Return the tables of the section of a config, of the first page's the first and its twin; or else the first."""
-    mine = [
-        (chapter.section, chapter.part.tables) for chapter in report.chapters if chapter.section.measured_by == config
-    ]
-    firsts = {plain(table.title) for _, tables in mine for table in tables[:1]}
-    asked = [
-        table
-        for section, tables in mine
-        for table in tables
-        if table is tables[0] or not section.config or plain(table.title).replace("d2h", "h2d") in firsts
-    ]
+    """The tables of the section of a config, of the first page's the first and its twin; or else the first of all."""
+    asked: list[DataTable] = []
+    for chapter in report.chapters:
+        tables = chapter.part.tables
+        if chapter.section.measured_by == config and tables:
+            # The details are of one subject each; of a section of the first page, d2h stands beside h2d.
+            is_whole, first = not chapter.section.config, plain(tables[0].title)
+            twins = [table for table in tables[1:] if is_whole or plain(table.title).replace("d2h", "h2d") == first]
+            asked += [tables[0], *twins]
     return asked or [table for _, table in _named(report)][:1]
 
 
 def _named(report: Report) -> list[tuple[Section, DataTable]]:
-    """Return the tables with their sections: those of the config of the run come first."""
+    """The tables with their sections: those of the config of the run come first."""
     configs = [view.run.info.spec.get("name") for view in report.views]
     chapters = sorted(report.chapters, key=lambda chapter: chapter.section.measured_by not in configs)
-    return [(chapter.section, table) for chapter in chapters for table in chapter.part.tables]
+    named: list[tuple[Section, DataTable]] = []
+    for chapter in chapters:
+        named += [(chapter.section, table) for table in chapter.part.tables]
+    return named
 
 
 def _chat(report: Report) -> list[str]:
-    """Return the answer in five lines: the machine, what to use, and the first warning."""
+    """The answer in five lines: the machine, what to use, and the first warning."""
     uses, (first, *more) = short_of(ANSWER, report.chapters), report.headline or ("",)
     return [*map(plain, (first, *uses, *report.first_warnings[:1], *more, *report.findings))][:_CHAT_LINES]
 
@@ -131,7 +132,7 @@ def _details(report: Report) -> Iterator[str]:
     yield from map(_block, chance_note(report.comparisons))
 
 
-def _chapter(chapter: Chapter, shown: Sequence[DataTable], folded: Sequence[DataTable] = ()) -> Iterator[str]:
+def _chapter(chapter: Chapter, tables: Sequence[DataTable], folded: Sequence[DataTable] = ()) -> Iterator[str]:
     title = chapter.section.short_title if chapter.section.config else chapter.section.title
     yield f"## {markdown.inline(title)}"
     if chapter.origin:
@@ -140,7 +141,7 @@ def _chapter(chapter: Chapter, shown: Sequence[DataTable], folded: Sequence[Data
         yield f"![{markdown.inline(chart.text.alternative)}]({chart.stem}.png)"
     if chapter.part.findings:
         yield _list(chapter.part.findings)
-    yield from (table_text(table, alone=False) for table in shown)
+    yield from (table_text(table, alone=False) for table in tables)
     yield from map(_folded, folded)
 
 
@@ -160,7 +161,7 @@ def _listed(heading: str, lines: Sequence[Text]) -> Iterator[str]:
 
 
 def table_text(table: DataTable, *, titled: bool = True, alone: bool = True) -> str:
-    """Return a table in Markdown with its title, notes and caption, and with all of this where it stands `alone`."""
+    """A table in Markdown with its title, notes and caption, and with all of this where it stands `alone`."""
     header, *rows = ([_inline(text) for text in row] for row in (table.header, *table.rows))
     title = markdown.strong(markdown.inline(table.title)) if table.title and titled else ""
     lines = markdown.table(header, rows, table.left)

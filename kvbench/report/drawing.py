@@ -11,6 +11,7 @@ import textwrap
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 import matplotlib.style
@@ -79,8 +80,8 @@ _FREE_MARKERS: Final[tuple[Marker, ...]] = ((3, 1, 0), (4, 1, 45), (6, 1, 0), (3
 
 def ink_of(backend: str) -> Ink:
     """Return the ink of a backend; that of another package's comes from its name alone, and is no built-in's."""
-    if known := KNOWN.get(backend):
-        return known
+    if backend in KNOWN:
+        return KNOWN[backend]
     turn, index = divmod(zlib.crc32(backend.encode()), len(_FREE_COLOURS))
     return Ink(_FREE_COLOURS[index], _FREE_MARKERS[turn % len(_FREE_MARKERS)])
 
@@ -199,24 +200,24 @@ def _drawable(text: str) -> str:
 
 
 def _figure(plot: LinePlot, text: ChartText) -> Figure:
-    drawn, every = _laid_out(text, _legend(plot), len(plot.panels), plot.in_a_row or len(plot.panels))
+    drawn, all_axes = _laid_out(text, _legend(plot), len(plot.panels), plot.in_a_row or len(plot.panels))
     heights = [panel.ceiling for panel in plot.panels if panel.ceiling is not None]
     limits = _limits(plot.y, plot.lines, heights)
-    for ax, panel in zip(every, plot.panels, strict=True):
+    for ax, panel in zip(all_axes, plot.panels, strict=True):
         ax.set_title(panel.title)
         _scale_x(ax, plot)
         _scale_y(ax, plot.y, limits)
         if panel.ceiling is not None:
             ax.axhline(panel.ceiling, color=_FAINT, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
-            at, coordinates = (1, panel.ceiling), ("axes fraction", "data")
-            ax.annotate(f"ceiling {figure(panel.ceiling)}", at, (-2, 3), xycoords=coordinates, ha="right", **_SMALL)
+            end, coordinates = (1, panel.ceiling), ("axes fraction", "data")
+            ax.annotate(f"ceiling {figure(panel.ceiling)}", end, (-2, 3), xycoords=coordinates, ha="right", **_SMALL)
         if panel.x_ceiling is not None:
             ax.axvline(panel.x_ceiling, color=_FAINT, linestyle=_CEILING_DASHES, linewidth=1.0, zorder=1.5)
-            top, said = (panel.x_ceiling, 1), f"ceiling {figure(panel.x_ceiling)}"
-            ax.annotate(said, top, (2, -2), xycoords=("data", "axes fraction"), rotation=90, va="top", **_SMALL)
-        for x, said in panel.marked.items():
+            top, label = (panel.x_ceiling, 1), f"ceiling {figure(panel.x_ceiling)}"
+            ax.annotate(label, top, (2, -2), xycoords=("data", "axes fraction"), rotation=90, va="top", **_SMALL)
+        for x, label in panel.marked.items():
             ax.axvline(x, color=_FAINT, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1.5)
-            ax.annotate(said, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
+            ax.annotate(label, (x, 1), (3, -8), xycoords=("data", "axes fraction"), textcoords="offset points")
         if panel.divided is not None:
             _divide(ax, *panel.divided)
         for line in panel.lines:
@@ -229,10 +230,10 @@ def _divide(ax: Axes, x: float, left: str, right: str) -> None:
     """Draw a line at `x`, and say low, where lines have few points, what lies on each side of it."""
     ax.axvline(x, color=_FAINT, linewidth=0.8, zorder=1.5)
     letters, height = _BESIDE_EDGE
-    for said, offset, side in ((left, -5, "right"), (right, 5, "left")):
-        for number, part in enumerate(textwrap.wrap(said, letters)):
+    for label, offset, side in ((left, -5, "right"), (right, 5, "left")):
+        for number, words in enumerate(textwrap.wrap(label, letters)):
             where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
-            ax.annotate(part, (x, 0.3), (offset, -number * height), **where)  # type: ignore[arg-type]
+            ax.annotate(words, (x, 0.3), (offset, -number * height), **where)  # type: ignore[arg-type]
 
 
 def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int) -> tuple[Figure, list[Axes]]:
@@ -262,12 +263,12 @@ def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int
         anchor = (0.5, 1 - legend / height)
         drawn.legend(handles=keys, loc="upper center", bbox_to_anchor=anchor, ncols=keys_per_row, frameon=False)
     wide, high = (panel_width - _LEFT - _RIGHT) / width, (row_height - _TITLE - _X_LABEL) / height
-    every = []
+    all_axes = []
     for number in range(panels):
         row, column = divmod(number, columns)
         lower = 1 - (top + (row + 1) * row_height - _X_LABEL) / height
-        every.append(drawn.add_axes(((column * panel_width + _LEFT) / width, lower, wide, high)))
-    return drawn, every
+        all_axes.append(drawn.add_axes(((column * panel_width + _LEFT) / width, lower, wide, high)))
+    return drawn, all_axes
 
 
 def _draw_line(ax: Axes, line: PlotLine) -> None:
@@ -288,13 +289,14 @@ def _write_notes(ax: Axes, panel: PlotPanel) -> None:
     if panel.x_ceiling is not None:
         drawn.append(ax.get_xaxis_transform().transform_path(Path([(panel.x_ceiling, 0), (panel.x_ceiling, 1)])))
     half = _MARKED * ax.figure.dpi
-    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for of_line in points for x, y in of_line]
+    all_points = [*chain.from_iterable(points)]
+    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in all_points]
     for line, of_line in zip(panel.lines, points, strict=True):
         noted = list(zip(line.x, line.y, line.notes, of_line, strict=False))
         for x, y, note, (across, up) in reversed(noted):
             for place in _places(ax, (across, up), note):
                 centre = (place.x0 + place.x1) / 2, (place.y0 + place.y1) / 2
-                nearest = min(math.dist(centre, point) for of_other in points for point in of_other)
+                nearest = min(math.dist(centre, point) for point in all_points)
                 crossed = any(path.intersects_bbox(place, filled=False) for path in drawn)
                 if crossed or place.count_overlaps(taken) or nearest < math.dist(centre, (across, up)):
                     continue
@@ -317,8 +319,8 @@ def _places(ax: Axes, point: tuple[float, float], note: str) -> list[Bbox]:
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
     """Return the ends of a y axis that holds these lines, and `others`."""
-    ends = [end for line in lines for end in (line.y if axis.zero else (*line.low, *line.high)) if math.isfinite(end)]
-    ends += others
+    figures = chain.from_iterable(line.y if axis.zero else (*line.low, *line.high) for line in lines)
+    ends = [*filter(math.isfinite, figures), *others]
     if axis.zero:
         return 0.0, max(ends) * 1.08
     low, high = min(ends), max(ends)
@@ -344,12 +346,12 @@ def _scale_y(ax: Axes, axis: PlotAxis, limits: tuple[float, float]) -> None:
 
 
 def _scale_x(ax: Axes, plot: LinePlot) -> None:
-    values = sorted({x for line in plot.lines for x in line.x})
+    values = sorted({*chain.from_iterable(line.x for line in plot.lines)})
     ax.set_xlabel(f"{plot.x.label}, KiB" if plot.x.in_kib else plot.x.label)
     if plot.x.octaves:
         _scale_octaves(ax, plot.x, values)
     else:
-        noted = any(note for line in plot.lines for note in line.notes)  # at the right end, too
+        noted = any(chain.from_iterable(line.notes for line in plot.lines))  # at the right end, too
         ax.set_xlim(0, (1.3 if noted else 1.08) * values[-1])
 
 
@@ -365,9 +367,9 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     roundest = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
     for value in roundest:
         text = f"{value / 1024:g}" if axis.in_kib else count(value)
-        at, half = inch * math.log2(value), _LETTER * len(text) / 2
-        if all(at - half >= end + 0.1 or at + half <= begin - 0.1 for begin, end in taken):
-            taken.append((at - half, at + half))
+        middle, half = inch * math.log2(value), _LETTER * len(text) / 2
+        if all(middle - half >= end + 0.1 or middle + half <= begin - 0.1 for begin, end in taken):
+            taken.append((middle - half, middle + half))
             ticks[value] = text
     ax.set_xticks([*ticks], [*ticks.values()])
     ax.xaxis.set_minor_locator(FixedLocator([value for value in values if value not in ticks]))

@@ -1,6 +1,5 @@
 """What a reader must know of whole runs: how they ended, what failed and what moved."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -47,12 +46,14 @@ def faults_of(run: Run) -> list[str]:
 
 
 def _gpu_errors(looks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return in one line which errors the GPU reported between the first observation and the last."""
+    """Which errors the GPU reported between the first observation and the last, in one line."""
     before, after = (_error_counts(look) for look in (looks[0], looks[-1])) if looks else ({}, {})
     more = {name: number - before.get(name, number) for name, number in after.items()}
     errors = [f"{number} {name}" for name, number in more.items() if number > 0]
-    lists = (look.get("xids") for look in looks)
-    xids = dict.fromkeys(str(xid) for values in lists if isinstance(values, list) for xid in values)
+    xids: dict[str, None] = {}
+    for look in looks:
+        codes = look.get("xids")
+        xids |= dict.fromkeys(map(str, codes)) if isinstance(codes, list) else {}
     errors += [f"Xid {', '.join(xids)}"] if xids else []
     return [f"the GPU reported errors while it was measured: {', '.join(errors)}"] if errors else []
 
@@ -64,17 +65,19 @@ def _error_counts(look: Mapping[str, Any]) -> dict[str, int]:
 
 
 def low_ceilings(run: Run) -> list[str]:
-    """Return on how many rounds of each direction figures rest though the ceiling was low in them."""
-    rounds = {(cell.direction, number) for cell, outcome in run.outcomes.items() for number in outcome.attempts}
-    counts = Counter[str](way for way, _ in rounds)
-    return [
-        f"the ceiling of {len(low)} of {counts[way]} {way} rounds lay up to {max(low.values()):.0%} below the best"
-        for way, low in run.low_rounds.items()
-    ]
+    """On how many rounds of each direction figures rest though the ceiling was low in them."""
+    rounds: dict[str, set[int]] = {}
+    for cell, outcome in run.outcomes.items():
+        rounds.setdefault(cell.direction, set()).update(outcome.attempts)
+    lines = []
+    for direction, low in run.low_rounds.items():
+        number = f"{len(low)} of {len(rounds.get(direction, ()))} {direction} rounds"
+        lines.append(f"the ceiling of {number} lay up to {max(low.values()):.0%} below the best")
+    return lines
 
 
 def unsteady(runs: Mapping[str, Run]) -> str:
-    """Return in a line that figures of runs, by their labels, rest on rounds with a low ceiling; "" if none do."""
+    """That figures of runs, by their labels, rest on rounds with a low ceiling, in a line; "" if none do."""
     worst = {
         label: max(max(low.values()) for low in run.low_rounds.values())
         for label, run in runs.items()
@@ -85,8 +88,10 @@ def unsteady(runs: Mapping[str, Run]) -> str:
 
 
 def worst_faults(runs: Mapping[str, Run]) -> list[str]:
-    """Return the first faults of runs, by their labels, in a few short lines."""
-    faults = [f"{label}: {short(text, _MOST_LETTERS)}" for label, run in runs.items() for text in faults_of(run)]
+    """The first faults of runs, by their labels, in a few short lines."""
+    faults: list[str] = []
+    for label, run in runs.items():
+        faults += [f"{label}: {short(text, _MOST_LETTERS)}" for text in faults_of(run)]
     more = [f"and {len(faults) - _MOST_FIRST} more, under Warnings"] if len(faults) > _MOST_FIRST else []
     return [*faults[:_MOST_FIRST], *more]
 
@@ -99,16 +104,16 @@ _LEAST_CELLS: Final = 20
 
 
 def correlation_of_successive(cells: Iterable[Visits]) -> float | None:
-    """Return the mean correlation of successive visits, over cells with six or more; None with too few cells.
+    """The mean correlation of successive visits, over cells with six or more; None with too few cells.
 
     It is 0 if visits are independent: the bias of few visits is taken off. A drift of the machine or of a process makes
     it positive.
     """
-    found = []
+    correlations = []
     for visits in cells:
         logs = np.log([visits[number] for number in sorted(visits)])
         deviations = logs - logs.mean()
         total = float(deviations @ deviations)
         if len(logs) >= MIN_PAIRS and total > 0:
-            found.append(float(deviations[1:] @ deviations[:-1]) / total + 1 / len(logs))
-    return float(np.mean(found)) if len(found) >= _LEAST_CELLS else None
+            correlations.append(float(deviations[1:] @ deviations[:-1]) / total + 1 / len(logs))
+    return float(np.mean(correlations)) if len(correlations) >= _LEAST_CELLS else None

@@ -1,7 +1,7 @@
 """Hosts side by side: a line for each that `kvbench doctor --measure --json` measured, and those that stand out."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -39,7 +39,7 @@ class HostReport(msgspec.Struct, frozen=True):
 
 
 def hosts_in(paths: Sequence[Path]) -> dict[str, HostReport]:
-    """Return the reports in files, by the names of the files; raises UsageError for a file that is none."""
+    """The reports in files, by the names of the files; raises UsageError for a file that is none."""
     hosts: dict[str, HostReport] = {}
     for path in paths:
         with located(str(path)):
@@ -53,7 +53,7 @@ def hosts_in(paths: Sequence[Path]) -> dict[str, HostReport]:
 
 
 def row(name: str, report: HostReport) -> list[str]:
-    """Return the texts of a host's line, as in `HEADER`."""
+    """The texts of a host's line, as in `HEADER`."""
     reached = report.health.reached
     figures = [_figure_text(reached, field, per) for field, _, per, _ in _FIGURES]
     limit = None if reached is None else reached.cpu_up_to_bytes
@@ -61,23 +61,23 @@ def row(name: str, report: HostReport) -> list[str]:
 
 
 def remarks(hosts: Mapping[str, HostReport]) -> list[str]:
-    """Return a line for everything by which a host stands out among those of its card, and for every problem."""
+    """A line for everything by which a host stands out among those of its card, and for every problem."""
     lines = []
     for name, report in hosts.items():
-        others = [one for other, one in hosts.items() if other != name and one.card == report.card]
+        others = [hosts[other] for other in hosts if other != name and hosts[other].card == report.card]
         if len(others) + 1 >= LEAST_HOSTS:
             lines += [f"{name}: {text}" for text in _apart(report, others)]
         lines += [f"{name}: {problem.text}" for problem in report.health.problems]
     return lines
 
 
-def _apart(report: HostReport, others: Iterable[HostReport]) -> list[str]:
-    """Return the figures of a host that differ from the others' by more than two starts on one host do."""
-    texts, reached = [], [one.health.reached for one in others if one.health.reached is not None]
-    own = report.health.reached
+def _apart(report: HostReport, others: Sequence[HostReport]) -> list[str]:
+    """The figures of a host that differ from the others' by more than two starts on one host do."""
+    texts = []
     for field, title, _, kind in _FIGURES:
-        values = [value for one in reached if (value := getattr(one, field)) is not None]
-        value = getattr(own, field, None)
+        figures = [getattr(other.health.reached, field, None) for other in others]
+        values = [figure for figure in figures if figure is not None]
+        value = getattr(report.health.reached, field, None)
         spread = spread_between(report.card, kind).fraction
         if value is None or not values or not median(values) > 0:
             continue

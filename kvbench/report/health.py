@@ -115,8 +115,8 @@ def link_gbps(link: str) -> float | None:
 
 
 def reached_by(runs: Sequence[Run]) -> Reached:
-    """Return what runs of one card reached."""
-    limits = [limit for run in runs if (limit := _cpu_up_to_bytes(run)) is not None]
+    """What runs of one card reached."""
+    limits = [limit for limit in map(_cpu_up_to_bytes, runs) if limit is not None]
     return Reached(
         link=next(filter(None, map(_link_of, runs)), ""),
         h2d_gbps=_median(_copies(run, Direction.H2D) for run in runs),
@@ -128,7 +128,7 @@ def reached_by(runs: Sequence[Run]) -> Reached:
 
 
 def health_of(run: Run, checks: Sequence[Check] = ()) -> Health:
-    """Return whether the host of a run is healthy, by its records and, if given, by the checks of the doctor."""
+    """Whether the host of a run is healthy, by its records and, if given, by the checks of the doctor."""
     if run.info.device.get("kind") != "cuda":
         return Health(answer="unknown", sentence=f"healthy: not answered: {_HOST_COPIES}", reached=reached_by([run]))
     reached, card = reached_by([run]), cards().get(str(run.info.device.get("title")))
@@ -158,7 +158,7 @@ def health_of(run: Run, checks: Sequence[Check] = ()) -> Health:
 
 
 def unmeasured_health(checks: Sequence[Check], device: str) -> Health:
-    """Return what the checks of the doctor say without a measurement: what is wrong, or that it is not known."""
+    """What the checks of the doctor say without a measurement: what is wrong, or that it is not known."""
     if device == "cpu":
         return Health(answer="unknown", sentence=f"healthy: not answered: {_HOST_COPIES}")
     by_name = {check.name: check for check in checks}
@@ -170,8 +170,8 @@ def unmeasured_health(checks: Sequence[Check], device: str) -> Health:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    measured = [value for value in values if value is not None]
+    return median(measured) if measured else None
 
 
 def _least(*values: float | None) -> float | None:
@@ -185,7 +185,7 @@ def _copies(run: Run, direction: Direction) -> float | None:
 
 def _scattered(run: Run, direction: Direction) -> float | None:
     """The blocks a second of a run's rounds, if their blocks were scattered over a pool that is large enough."""
-    roofs = [one for one in run.others if isinstance(one, Roof) and one.direction == direction]
+    roofs = [record for record in run.others if isinstance(record, Roof) and record.direction == direction]
     times_us = [(roof.blocks, median(roof.scattered_us)) for roof in roofs if roof.pool_bytes >= SCATTERED_FROM_BYTES]
     return _median(blocks / us * 1e6 for blocks, us in times_us if us > 0)
 
@@ -197,8 +197,8 @@ def _cpu_up_to_bytes(run: Run) -> int | None:
         idle = cell.backend == BATCHED and cell.stream_state is StreamState.IDLE and cell.direction is Direction.H2D
         if idle and outcome.path:
             paths.setdefault(cell.block_bytes, set()).add(outcome.path)
-    by_cpu = [size for size, found in paths.items() if EffectivePath.CPU_INLINE in found]
-    by_engine = [size for size, found in paths.items() if found == {EffectivePath.COPY_ENGINE}]
+    by_cpu = [size for size, of_size in paths.items() if EffectivePath.CPU_INLINE in of_size]
+    by_engine = [size for size, of_size in paths.items() if of_size == {EffectivePath.COPY_ENGINE}]
     largest = max(by_cpu, default=0)
     return largest if any(size > largest for size in by_engine) else None
 
@@ -211,11 +211,11 @@ def _link_of(run: Run) -> str:
     if identity.get("link") == "c2c":
         return _C2C
     looks = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.info.observed]
-    known = [look for look in looks if all(isinstance(value, int) for value in look)]
-    if not known:
+    links = [link for link in looks if all(isinstance(value, int) for value in link)]
+    if not links:
         return ""
     seen, largest = (
-        "PCIe {} x{}".format(*max(known)),
+        "PCIe {} x{}".format(*max(links)),
         (identity.get("pcie_max_generation"), identity.get("pcie_max_width")),
     )
     copies, gives = max(_copies(run, direction) or 0.0 for direction in Direction), link_gbps(seen)
@@ -237,7 +237,7 @@ def _lesser_link(reached: Reached, card: Reached | None) -> Iterator[Problem]:
 
 
 def _fallbacks(run: Run) -> Iterator[Problem]:
-    if any(one.path and EffectivePath.FALLBACK in one.path for one in run.outcomes.values()):
+    if any(EffectivePath.FALLBACK in (outcome.path or "") for outcome in run.outcomes.values()):
         yield Problem("a batched call falls back to one copy for each block", "install a driver of 570 or newer")
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -134,12 +135,12 @@ class LinePlot:
 
     @property
     def lines(self) -> list[PlotLine]:
-        return [line for panel in self.panels for line in panel.lines]
+        return [*chain.from_iterable(panel.lines for panel in self.panels)]
 
     @property
     def most_points(self) -> int:
         """How many values of x the fullest panel has."""
-        return max(len({x for line in panel.lines for x in line.x}) for panel in self.panels)
+        return max(len({*chain.from_iterable(line.x for line in panel.lines)}) for panel in self.panels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +259,18 @@ class Report:
 
     @property
     def charts(self) -> list[Chart]:
-        return [chart for part in self.parts for chart in part.charts]
+        return [*chain.from_iterable(part.charts for part in self.parts)]
 
     @property
     def findings(self) -> list[Text]:
-        return [finding for part in self.parts for finding in part.findings]
+        return [*chain.from_iterable(part.findings for part in self.parts)]
 
     @property
     def leads(self) -> list[Text]:
         """What sections that have no table on the first page say there: the first finding of each."""
-        return [one for chapter in self.chapters if chapter.section.leads for one in chapter.part.findings[:1]]
+        leading = (chapter.part.findings[:1] for chapter in self.chapters if chapter.section.leads)
+        return [*chain.from_iterable(leading)]
 
     @property
     def comparisons(self) -> int:
-        return sum(table.compared for part in self.parts for table in part.tables)
+        return sum(table.compared for table in chain.from_iterable(part.tables for part in self.parts))

@@ -26,43 +26,6 @@ CELL_HEADER: Final = (
 )  # fmt: skip
 _NAMED_AXES: Final = ("backend", "direction", "stream_state", "blocks", "block_size")
 _OPENED: Final = '<div class="table" role="region" tabindex="0" aria-label="table"><table>\n'
-_PAGE: Final = """\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="referrer" content="no-referrer">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<nav aria-label="Sections"><ul>
-<li><a href="#cells">Look up a cell</a></li>
-{nav}
-</ul></nav>
-<main>
-{body}
-<h2 id="cells">Look up a cell</h2>
-<p id="search"></p>
-<details>
-<summary>All cells</summary>
-<p class="small">To measure a cell again: <code>kvbench sweep -a backend=… -a direction=… -a blocks=… \
--a block_size=… -a stream_state=…</code>, with <code>-a</code> for each of its other axes.</p>
-<div class="table" role="region" tabindex="0" aria-label="All cells"><table id="all-cells">
-<thead><tr>{header}</tr></thead>
-<tbody>
-{cells}
-</tbody>
-</table></div>
-</details>
-</main>
-<script>{script}</script>
-</body>
-</html>
-"""
 
 
 def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -> str:
@@ -76,7 +39,7 @@ def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -
     headings = _prepared(tokens, {stem: _inline(svg.decode(), styles) for stem, svg in drawings.items()})
     rules = (f".{name}{{{style}}}" for style, name in styles.items())
     style, script = "\n".join((_asset("page.css"), *rules)), _asset("page.js")
-    return _PAGE.format(
+    return _asset("page.html").format(
         policy=_policy(script, style),
         title=escapeHtml(next(iter(headings))),
         style=style,

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from kvbench.analysis.compare import CONFIDENCE, MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
@@ -34,7 +35,7 @@ INCLUDES: Final = {
 def caption(
     view: View, outcomes: Sequence[Outcome], clock: Clock, notes: Iterable[str] = (), meanings: Iterable[str] = ()
 ) -> tuple[Span, ...]:
-    """Return the caption of a table: its clock, samples, `notes`, what its marks mean, and its origin."""
+    """The caption of a table: its clock, samples, `notes`, what its marks mean, and its origin."""
     *others, last = (clock,) if isinstance(clock, str) else clock
     timed = [*((text, ". ") for text in others), (last, "; ")]
     sampling = view.run.info.spec.get("sampling")
@@ -71,15 +72,15 @@ def clock_of(view: View, text: str) -> str:
 
 def _meanings(table: Sequence[Sequence[Text]]) -> Iterator[str]:
     """Yield what the marks and the names of methods in a table mean: among the definitions of a report, said once."""
-    signs = {plain(text)[:2] for row in table for text in row}
+    signs = {plain(text)[:2] for text in chain.from_iterable(table)}
     yield from (f"{sign.strip()}: {SIGN_MEANINGS[verdict]}" for verdict, sign in SIGNS.items() if sign in signs)
     if words := words_in(table):
         yield words
 
 
 def words_in(rows: Iterable[Sequence[Text]]) -> str:
-    """Return what the names of methods in some rows mean."""
-    words = "\n".join(plain(text) for row in rows for text in row)
+    """What the names of methods in some rows mean."""
+    words = "\n".join(map(plain, chain.from_iterable(rows)))
     return "; ".join(f"{name}: {meaning}" for name, meaning in _WORDS.items() if re.search(rf"\b{name}\b", words))
 
 
@@ -106,7 +107,7 @@ UNEVEN: Final = "‡"
 _UNEVEN_NOTE: Final = f"{UNEVEN} the mean of a chain is more than {CHAIN.fraction:.0%} off what one more swap adds"
 _SUPERSCRIPTS: Final = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
-Shown = TypeVar("Shown", str, Text)
+Figured = TypeVar("Figured", str, Text)
 
 
 class Reason(str):
@@ -129,10 +130,11 @@ def measured_table(
     left: int = 1,
     bold: str = "fastest of its row",
 ) -> DataTable:
-    """Return a table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
+    """A table of cells with its caption, its `notes`, that of too few visits, and one of each `Reason`."""
     rows, reasons = footnoted(body)
-    uneven = any(UNEVEN in plain(text) for row in rows for text in row)
-    is_bold = any(isinstance(span, Strong) for row in rows for text in row for span in spans(text))
+    texts = [*chain.from_iterable(rows)]
+    uneven = any(UNEVEN in plain(text) for text in texts)
+    is_bold = any(isinstance(span, Strong) for span in chain.from_iterable(map(spans, texts)))
     more = (f"Bold: {bold}" if is_bold else "", pinned.settings(outcomes) if pinned else "")
     origin = caption(view, outcomes, clock, more, _meanings([header, *rows]))
     return DataTable(
@@ -147,15 +149,15 @@ def measured_table(
 
 
 def footnoted(body: Sequence[Sequence[Text]]) -> tuple[list[list[Text]], list[str]]:
-    """Return the rows of a table with a mark for each `Reason`, and the reasons, each once, by their marks."""
-    reasons = dict.fromkeys(text for row in body for text in row if isinstance(text, Reason))
+    """The rows of a table with a mark for each `Reason`, and the reasons, each once, by their marks."""
+    reasons = dict.fromkeys(text for text in chain.from_iterable(body) if isinstance(text, Reason))
     marks = {reason: str(number).translate(_SUPERSCRIPTS) for number, reason in enumerate(reasons, start=1)}
     rows = [[f"{ABSENT}{marks[text]}" if isinstance(text, Reason) else text for text in row] for row in body]
     return rows, [f"{mark} {reason}" for reason, mark in marks.items()]
 
 
-def format_cell(outcome: Outcome | None, show: Callable[[Outcome], Shown]) -> Shown | str:
-    """Return a cell of a table: its figure, a reason where it has none, blank where the run never asked."""
+def format_cell(outcome: Outcome | None, show: Callable[[Outcome], Figured]) -> Figured | str:
+    """A cell of a table: its figure, a reason where it has none, blank where the run never asked."""
     if outcome is None:
         return ""
     return show(outcome) if is_measured(outcome) else Reason(f"{outcome.status}: {short(outcome.reason)}")
@@ -182,7 +184,7 @@ def milliseconds(outcome: Outcome) -> str:
 def fastest_marked(
     arms: Mapping[str, Outcome], backends: Collection[str], show: Callable[[Outcome], str] = rate
 ) -> list[Text]:
-    """Return a cell of a table for each of `backends`, the fastest in bold, or with a sign those that may be as fast.
+    """A cell of a table for each of `backends`, the fastest in bold, or with a sign those that may be as fast.
 
     Where a cell has too few visits to tell, nothing is marked; `few_visits_note` says so.
     """
@@ -202,7 +204,7 @@ def fastest_marked(
 
 
 def both_directions(findings: Sequence[Text]) -> list[Text]:
-    """Return findings of which one of h2d and one of d2h are one where they say the same."""
+    """The findings, where what is said of h2d and of d2h is the same once for both."""
     loads = [text for text in findings if isinstance(text, str) and "h2d" in text]
     twins = {text: text.replace("h2d", "d2h") for text in loads if text.replace("h2d", "d2h") in findings}
     kept = [text for text in findings if text not in twins.values()]
@@ -219,7 +221,7 @@ def ratio_text(compared: Comparison) -> str:
 
 
 def change_text(compared: Comparison) -> str:
-    """Return a change in percent with its interval."""
+    """A change in percent with its interval."""
     low, value, high = ((ratio - 1) * 100 for ratio in (compared.low, compared.ratio, compared.high))
     interval = f"{low:+.1f} to {high:+.1f}" if math.isfinite(high) else f"fewer than {MIN_PAIRS} rounds"
     return f"{sign_of(compared)}{value:+.1f}% ({interval})"
@@ -246,7 +248,7 @@ def chance_note(comparisons: int) -> list[Text]:
 
 
 def label_of(outcomes: Sequence[Outcome]) -> str:
-    """Return the label of the method that some outcomes share, with the SMs that they take."""
+    """The label of the method that some outcomes share, with the SMs that they take."""
     sms = [outcome.cell.sms for outcome in outcomes if outcome.cell.sms is not None]
     return method_label(outcomes[0].cell.backend, sms, plug_in=outcomes[0].plug_in)
 
@@ -265,12 +267,12 @@ def swap_text(cell: Cell) -> str:
 
 
 def main_path(outcome: Outcome) -> str:
-    """Return the path of most visits."""
+    """The path of most visits."""
     return short(str(outcome.path).partition(BETWEEN)[0])
 
 
 def axis_text(cell: Cell, name: str) -> str:
-    """Return the value of a cell on an axis as text, "" where it does not use the axis."""
+    """The value of a cell on an axis as text, "" where it does not use the axis."""
     axis = AXES[name]
     text = cell.text(name)
     return f"{name} {text}" if text is not None and text != axis.show(axis.unused) else ""
@@ -297,7 +299,7 @@ def interval_band(outcome: Outcome) -> Band:
 def line_of(
     label: str, backend: str, x: Sequence[float], bands: Sequence[Band], variant: int = 0, **more: Any
 ) -> PlotLine:
-    """Return the line of a method; a point without an end of its band has none there."""
+    """The line of a method; a point without an end of its band has none there."""
     y = [middle for middle, _, _ in bands]
     low, high = ([band[end] if math.isfinite(band[end]) else band[0] for band in bands] for end in (1, 2))
     return PlotLine(label, backend, x, y, low, high, variant, **more)

@@ -130,17 +130,17 @@ def _usual_sms(outcomes: Sequence[Outcome], keep: Set[Outcome]) -> set[Outcome]:
     by_size = grouped(single & sms.keys(), lambda outcome: outcome.cell.block_bytes)
     # Of the counts that most swaps of a size have, the largest.
     usual = {size: max(multimode(sms[outcome] for outcome in of_size)) for size, of_size in by_size.items()}
-    known = single | {outcome for outcome, number in sms.items() if number == usual.get(outcome.cell.block_bytes)}
-    decided = {shapes[outcome] for outcome in known}
-    return known | {outcome for outcome in keep if shapes[outcome] not in decided}
+    by_rule = single | {outcome for outcome, number in sms.items() if number == usual.get(outcome.cell.block_bytes)}
+    decided = {shapes[outcome] for outcome in by_rule}
+    return by_rule | {outcome for outcome in keep if shapes[outcome] not in decided}
 
 
 def _usual(axis: str, values: Sequence[str | None]) -> str | None:
-    """Return the value of most cells on an axis, None if none has one."""
-    # the hot end of pool and reuse counts only if there is little else: an engine swaps fresh blocks
-    known = [value for value in values if value is not None]
-    fresh = [value for value in known if value != _HOT.get(axis)]
-    candidates = _in_order(multimode(fresh if 3 * len(fresh) >= len(values) else known))
+    """The value of most cells on an axis, None if none has one."""
+    # The hot end of pool and reuse counts only if there is little else: an engine swaps fresh blocks.
+    used = [value for value in values if value is not None]
+    fresh = [value for value in used if value != _HOT.get(axis)]
+    candidates = _in_order(multimode(fresh if 3 * len(fresh) >= len(values) else used))
     preferred = _PREFERRED.get(axis)
     return preferred if preferred in candidates else next(reversed(candidates), None)
 
@@ -194,7 +194,7 @@ class View:
         return cells_of(self.outcomes)
 
     def pin(self, cells: "pd.DataFrame", shown: Collection[str]) -> Pinned:
-        """Return those of some cells that `pin` keeps."""
+        """Those of some cells that `pin` keeps."""
         kept = set(pin(cells["outcome"], shown))
         return Pinned(cells[cells["outcome"].isin(kept)], _hidden(shown))
 
@@ -234,18 +234,18 @@ class View:
     @property
     def host(self) -> str:
         """The host, as far as it is known: half of what a swap takes is its CPU's."""
-        known = self.run.info.identity
-        cpus, nodes, near = (known.get(name) for name in ("logical_cpus", "numa_nodes", "gpu_numa_node"))
-        virtual = "virtual machine" if known.get("hypervisor") is True else "no virtual machine"
+        identity = self.run.info.identity
+        cpus, nodes, near = (identity.get(name) for name in ("logical_cpus", "numa_nodes", "gpu_numa_node"))
+        virtual = "virtual machine" if identity.get("hypervisor") is True else "no virtual machine"
         near_text = f"{nodes} NUMA nodes, GPU near {near}"
         parts = [
-            short(str(known.get("cpu_model") or "CPU unknown"), 80),
+            short(str(identity.get("cpu_model") or "CPU unknown"), 80),
             f"{cpus} CPUs" if cpus else "",
-            virtual if "hypervisor" in known else "",
+            virtual if "hypervisor" in identity else "",
             near_text if isinstance(nodes, int) and nodes > 1 else "1 NUMA node" if nodes else "",
-            f"CUDA {short(str(cuda), 20)}" if (cuda := known.get("cuda_driver_api")) else "",
+            f"CUDA {short(str(cuda), 20)}" if (cuda := identity.get("cuda_driver_api")) else "",
         ]
-        return ", ".join(filter(None, parts)) if known.get("cpu_model") else ""
+        return ", ".join(filter(None, parts)) if identity.get("cpu_model") else ""
 
     @cached_property
     def disturbed(self) -> float:
@@ -282,7 +282,7 @@ class View:
 
 
 def views_of(runs: Sequence[Run]) -> list[View]:
-    """Return the runs with labels from the names of their folders and, where there are several machines, of these."""
+    """The runs with labels from the names of their folders and, where there are several machines, of these."""
     views: list[View] = []
     machines = [View(run, "").machine for run in runs]
     drivers = Counter(title for title, _ in set(machines))
@@ -298,7 +298,7 @@ def views_of(runs: Sequence[Run]) -> list[View]:
 
 
 def spread_of_runs(views: Sequence[View]) -> list[float]:
-    """Return the longest time over the shortest of each cell that several runs of a machine measured."""
+    """The longest time over the shortest of each cell that several runs of a machine measured."""
     times: dict[tuple[object, ...], list[float]] = {}
     for view in views:
         for outcome in view.measured:
@@ -312,7 +312,7 @@ _LEAST_VISITS: Final = 2
 
 
 def slower_when_disturbed(outcomes: Iterable[Outcome], time: str) -> float:
-    """Return how many times as long the disturbed visits of a cell take as its others, median of the cells; NaN if no
+    """How many times as long the disturbed visits of a cell take as its others, median of the cells; NaN if no
     cell has both.
     """
     ratios = []
@@ -326,9 +326,11 @@ def slower_when_disturbed(outcomes: Iterable[Outcome], time: str) -> float:
 
 
 def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
-    """Return the warnings of cells; those that differ in their numbers alone make one line, with the largest."""
-    joined = [(outcome, BETWEEN.join(outcome.warnings)) for outcome in measured if outcome.warnings]
-    texts = [(outcome, text) for outcome, every in joined for text in every.split(BETWEEN)]
+    """The warnings of cells; those that differ in their numbers alone make one line, with the largest."""
+    texts: list[tuple[Outcome, str]] = []
+    for outcome in measured:
+        if outcome.warnings:
+            texts += [(outcome, text) for text in BETWEEN.join(outcome.warnings).split(BETWEEN)]
     lines = []
     for alike in grouped(texts, lambda warning: _NUMBER.sub("", warning[1])).values():
         cells, different = {outcome for outcome, _ in alike}, {text for _, text in alike}
@@ -339,9 +341,10 @@ def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
 
 
 def ceiling_in(views: Sequence[View], direction: str) -> float:
-    """Return the ceiling of runs of one machine in GB/s, 0 if it was not measured."""
-    return median([rate for view in views for rate in view.run.ceilings().get(direction, ())] or [0.0])
+    """The ceiling of runs of one machine in GB/s, 0 if it was not measured."""
+    return median([*chain.from_iterable(view.run.ceilings().get(direction, ()) for view in views)] or [0.0])
 
 
 def ceilings_text(views: Sequence[View]) -> str:
-    return " / ".join(figure(rate) if rate else ABSENT for rate in (ceiling_in(views, way) for way in DIRECTIONS))
+    rates = (ceiling_in(views, direction) for direction in DIRECTIONS)
+    return " / ".join(figure(rate) if rate else ABSENT for rate in rates)

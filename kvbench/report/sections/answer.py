@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Final
 
 from kvbench.cells.installed import of_engine
@@ -35,7 +36,7 @@ def make(view: View) -> PartOrReason:
     views = (*view.earlier, view)
     if view.card:
         return ""
-    runs = [one.run for one in views]
+    runs = [run.run for run in views]
     try:
         return partial(_part, views, advise(runs, Question(), lambda choice: not of_engine(choice.backend)))
     except UsageError as none:
@@ -47,8 +48,8 @@ def _part(views: Sequence[View], advice: Advice) -> Part:
     rows = rows_of(advice.answers)
     by_direction = grouped(advice.answers, lambda answer: answer.direction)
     short = [
-        f"{way}: " + "; ".join(f"{place_of(answer)}: {use_of(answer)}" for answer in answers)
-        for way, answers in by_direction.items()
+        f"{direction}: " + "; ".join(f"{place_of(answer)}: {use_of(answer)}" for answer in answers)
+        for direction, answers in by_direction.items()
     ]
     tables = [_table("What to use", HEADER, rows, [*filter(None, [head_of(advice)])], views, "")]
     if advice.alone.shapes:
@@ -72,12 +73,12 @@ def _table(
     views: Sequence[View],
     text: str,
 ) -> DataTable:
-    measured = [outcome for view in views for outcome in view.measured]
+    measured = [*chain.from_iterable(view.measured for view in views)]
     parts = (Once("CUDA events"), *filter(None, [text.removesuffix(".")]))
-    said = caption(views[0], measured, parts, (), filter(None, [words_in(rows)]))
+    origin = caption(views[0], measured, parts, (), filter(None, [words_in(rows)]))
     if len(views) > 1:
-        said = (*said[:-2], Once(f"runs {', '.join(view.label + view.commit for view in views)}"))
-    return DataTable(title, header, rows, notes, said, left=3)
+        origin = (*origin[:-2], Once(f"runs {', '.join(view.label + view.commit for view in views)}"))
+    return DataTable(title, header, rows, notes, origin, left=3)
 
 
 def make_cells(view: View) -> PartOrReason:

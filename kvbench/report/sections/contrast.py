@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, Final
 
@@ -90,7 +90,7 @@ SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), lambda o
 
 
 def backends(side: "ContrastSide") -> list[Figure]:
-    """Return a column for each backend, batched copies first."""
+    """A column for each backend, batched copies first."""
     arms = grouped(side.measured, lambda outcome: outcome.cell.backend)
     return [Figure(label_of(arms[name]), name) for name in sorted(arms, key=lambda name: (name != BATCHED, name))]
 
@@ -117,7 +117,7 @@ class ContrastSide:
 
     @cached_property
     def measured(self) -> list[Outcome]:
-        return [outcome for line in self.lines for outcome in line.values() if is_measured(outcome)]
+        return [*filter(is_measured, chain.from_iterable(line.values() for line in self.lines))]
 
     @cached_property
     def comparisons(self) -> list[tuple[Line, Comparison]]:
@@ -166,7 +166,7 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
         sides += sides_of(contrast, view, pinned) if pinned else []
     if not sides:
         return contrasts[0].needed
-    findings = [finding for side in sides for finding in side.contrast.find(side)]
+    findings = [*chain.from_iterable(side.contrast.find(side) for side in sides)]
     return lambda: Part(findings, [*_charts(sides)], [_table(side) for side in sides])
 
 
@@ -194,10 +194,10 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSid
         arms = [str(arm) for arm in grid]
         lines = [_line(arms, outcomes) for _, outcomes in lines_of(grid)]
         kept = [line for line in lines if line.keys() >= set(contrast.compared or ())]
-        known = {arm for line in kept for arm in line}
+        kept_arms = {*chain.from_iterable(kept)}
+        side = ContrastSide(contrast, view, pinned, kept, [arm for arm in arms if arm in kept_arms])
         # Where nothing was measured (an engine that is not installed), the list of skipped cells says why.
-        if any(is_measured(outcome) for line in kept for outcome in line.values()):
-            sides.append(ContrastSide(contrast, view, pinned, kept, [arm for arm in arms if arm in known]))
+        sides += [side] if side.measured else []
     return sides
 
 
@@ -250,8 +250,9 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
     stream = a_stream(side.cell.stream_state)
     for text, names in alike.items():
         together = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
-        every = math.prod(map(len, together)) == len(names)
-        for directions, *rest in [together] if every else [[[value] for value in line] for line in names]:
+        # One sentence holds all of them only if it names no line that does not exist.
+        is_whole = math.prod(map(len, together)) == len(names)
+        for directions, *rest in [together] if is_whole else [[[value] for value in line] for line in names]:
             subject = (f"{' and '.join(directions)} on {stream}", shape, *map(", ".join, rest))
             yield from [f"{comma_separated(*subject)}: {text}."] if text else []
 
@@ -259,7 +260,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
 def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
     """Name the fastest backend at each value of a key; "" without one."""
     heads = {column.arm: column.head for column in side.contrast.columns(side)}
-    timed = [outcome for line in lines for outcome in line.values() if outcome.times()]
+    timed = [*filter(Outcome.times, chain.from_iterable(line.values() for line in lines))]
     texts = {over.value(outcome.cell): str(over.text(outcome)) for outcome in timed}
     times: dict[str, dict[int, Visits]] = {}
     for outcome in timed:
@@ -269,8 +270,8 @@ def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: st
     parts: list[str] = []
     for name, stretch in groupby(decided, key=itemgetter(1)):
         values = [texts[value] for value, _ in stretch]
-        at = " to ".join(dict.fromkeys((values[0], values[-1])))
-        parts.append(f"{heads[name]} {'at' if parts else f'is fastest at {unit}'.rstrip()} {at}")
+        ends_of_stretch = " to ".join(dict.fromkeys((values[0], values[-1])))
+        parts.append(f"{heads[name]} {'at' if parts else f'is fastest at {unit}'.rstrip()} {ends_of_stretch}")
     open_at = [texts[value] for value, name in fastest.items() if name is None]
     unclear = f" (no clear difference at {', '.join(open_at)})" if open_at else ""
     return f"{', '.join(parts)}{unclear}" if parts else ""
@@ -281,7 +282,7 @@ def first_of(line: Line) -> Outcome:
 
 
 def changes(side: ContrastSide, subject: str) -> list[Text]:
-    """Return how many cells of a table differ between the compared arms, by how much, and how many do not."""
+    """How many cells of a table differ between the compared arms, by how much, and how many do not."""
     compared = [comparison for _, comparison in side.comparisons if math.isfinite(comparison.high)]
     verdicts = Counter(comparison.verdict for comparison in compared)
     ratios = [comparison.ratio for comparison in compared if comparison.told_apart]

@@ -31,7 +31,7 @@ _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained
 
 
 def _select(view: View) -> Pinned | None:
-    """Return batched copies and the other backends at the number of blocks that most of them have."""
+    """Batched copies and the other backends at the number of blocks that most of them have."""
     pinned = view.pin(view.cells[~view.cells["backend"].isin(NO_CHOICES)], shown=("sizes",))
     timed = selected(pinned.cells, Outcome.times)
     names = set(timed["backend"])
@@ -48,7 +48,7 @@ def _select(view: View) -> Pinned | None:
 
 
 def common_blocks(timed: "pd.DataFrame") -> int:
-    """Return the number of blocks that most backends have: 10 000 if it is one, else the largest with most sizes."""
+    """The number of blocks that most backends have: 10 000 if it is one, else the largest with most sizes."""
     kinds = timed.groupby("blocks")[["backend", "block_bytes"]].nunique()
     ranks = zip(kinds["backend"], kinds.index == USUAL_BLOCKS, kinds["block_bytes"], kinds.index, strict=True)
     return int(max(ranks)[-1])
@@ -65,7 +65,7 @@ def _size_text(outcome: Outcome) -> str:
 
 
 def _crossovers(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
-    """Return a line for each direction and SM count: from which size batched copies are faster than each kernel."""
+    """A line for each direction and SM count: from which size batched copies are faster than each kernel."""
     pinned = side.view.pin(side.view.cells, shown=("sms",))
     cells = measured(where(pinned.cells, stream_state=side.cell.stream_state.value, blocks=side.cell.blocks))
     lines: list[tuple[Sequence[str], Mapping[str, Text]]] = []
@@ -99,14 +99,14 @@ def _crossover(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> Text:
 
 
 def _verdicts(batched: Iterable[Outcome], kernel: Iterable[Outcome]) -> Mapping[int, Verdict]:
-    """Return whether batched copies are faster than a kernel at each block size that both have, ascending."""
+    """Whether batched copies are faster than a kernel at each block size that both have, ascending."""
     copies = {_size(outcome): outcome for outcome in batched}
     shared = sorted((outcome for outcome in kernel if _size(outcome) in copies), key=_size)
     return {_size(outcome): compare(outcome, copies[_size(outcome)]).verdict for outcome in shared}
 
 
 def _first_faster(verdicts: Sequence[Verdict]) -> int:
-    """Return the index from which on every verdict is faster; their number where the last is not."""
+    """The index from which on every verdict is faster; their number where the last is not."""
     faster = [verdict is Verdict.FASTER for verdict in verdicts]
     return 1 + max((index for index, is_faster in enumerate(faster) if not is_faster), default=-1)
 
@@ -116,7 +116,7 @@ def _size(outcome: Outcome) -> int:
 
 
 def _chart(side: ContrastSide) -> Chart | None:
-    """Return GB/s against block size of h2d swaps of equal blocks, with the edge; none of a later state."""
+    """GB/s against block size of h2d swaps of equal blocks, with the edge; none of a later state."""
     if not _is_first(side):
         return None
     equal = measured(where(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
@@ -148,7 +148,7 @@ def _plot_line(outcomes: Sequence[Outcome], variant: int) -> PlotLine:
 
 
 def _divided(batched: Sequence[Outcome], kernel: Sequence[Outcome]) -> tuple[float, str, str] | None:
-    """Return the edge between the sizes where a kernel and where batched copies are faster, None where none is told."""
+    """The edge between the sizes where a kernel and where batched copies are faster, None where none is told."""
     verdicts = _verdicts(batched, kernel)
     sizes, first = [*verdicts], _first_faster([*verdicts.values()])
     if not 0 < first < len(sizes) or verdicts[sizes[first - 1]] is not Verdict.SLOWER:
