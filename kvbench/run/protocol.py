@@ -20,7 +20,7 @@ class _Message(
 ):
     """A line in either direction.
 
-    A field at its default is left out: the gate speaks to a build that lacks it, as long as nothing asks for it.
+    A field at its default is left out: the gate speaks to a build that lacks it, as long as nothing needs it.
     """
 
 
