@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -15,17 +16,14 @@ from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.installed import Engine, engines
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.text import a_stream
 from kvbench.tune.candidates import (
     Measured,
     driver_of,
     may_take_sms,
-    measured_in,
     settings_in,
     shapes_in_runs,
-    swaps_of_trace,
+    shapes_of,
 )
 from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
 
@@ -34,23 +32,6 @@ SMALL: Final = 64
 LARGE: Final = 1024
 _BLOCK_BYTES: Final = 32 * KIB
 _MOSTLY: Final = 2 / 3
-
-
-def shapes_of(
-    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, **only: str | None
-) -> list[Measured]:
-    """The measurements of every shape, or part of the swaps of a trace, by the methods that `keep` accepts.
-
-    Raises UsageError where nothing is left to choose from.
-    """
-    traced = all(run.trace for run in runs)
-    shapes = swaps_of_trace(runs) if traced else measured_in(runs, **only)
-    in_state = [measured.only(keep) for measured in shapes if state in (None, measured.shape.stream_state)]
-    allowed = [measured for measured in in_state if measured.arms]
-    if not allowed:
-        where = f" on {a_stream(state)}" if state else ""
-        raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
-    return allowed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,23 +204,23 @@ class RunLength(NamedTuple):
         return {"from_blocks": self.blocks, "gbps": [round(min(self.gbps), 3), round(max(self.gbps), 3)]}
 
 
-def _merged_in_runs(rule: Rule, runs: Sequence[Run]) -> dict[Direction, RunLength]:
+def _merged_in_runs(
+    rule: Rule, shapes_by_length: Mapping[int, Sequence[Measured]], *, with_sms: bool
+) -> dict[Direction, RunLength]:
     """The shortest runs of blocks in which merged copies would replace a choice for shuffled blocks.
 
     There, they are faster than all else in two thirds of the measured shapes on an idle stream.
     """
     idle = {kind: parts for kind, parts in rule.parts.items() if kind.stream_state is StreamState.IDLE}
     replaced = [kind for kind, parts in idle.items() if any(part.choice.backend != MERGED for part in parts)]
-    with_sms = may_take_sms(Choice(MERGED), driver_of(runs))
     shortest: dict[Direction, RunLength] = {}
-    for length, shapes in shapes_in_runs(runs).items():
-        for kind in replaced:
-            methods = {measured: measured.best_of(MERGED) for measured in shapes if measured.shape.kind == kind}
-            merged = {measured: method for measured, method in methods.items() if method}
-            won = [measured for measured in merged if pick([arms_of(measured)]).alike[0].backend == MERGED]
-            if kind.direction not in shortest and won and len(won) >= _MOSTLY * len(merged):
-                rates = [measured.gbps_of(merged[measured]) for measured in won]
-                shortest[kind.direction] = RunLength(length, rates, with_sms)
+    for (length, shapes), kind in product(shapes_by_length.items(), replaced):
+        methods = {measured: measured.best_of(MERGED) for measured in shapes if measured.shape.kind == kind}
+        merged = {measured: method for measured, method in methods.items() if method}
+        won = [measured for measured in merged if pick([arms_of(measured)]).alike[0].backend == MERGED]
+        if kind.direction not in shortest and won and len(won) >= _MOSTLY * len(merged):
+            rates = [measured.gbps_of(merged[measured]) for measured in won]
+            shortest[kind.direction] = RunLength(length, rates, with_sms)
     return shortest
 
 
@@ -268,8 +249,10 @@ NOTHING_ALONE: Final = Alone(Rule({}))
 
 def answer_alone(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> Alone:
     """Answer for swaps alone by the methods that `keep` accepts; raises UsageError where there is no choice."""
-    rule, settings, driver = rule_of(shapes_of(runs, keep)), settings_in(runs), driver_of(runs)
+    shapes, settings, driver = shapes_of(runs, keep), settings_in(runs), driver_of(runs)
+    in_runs, with_sms = shapes_in_runs(runs), may_take_sms(Choice(MERGED), driver)
+    rule = rule_of(shapes)
     choices = {part.choice for parts in rule.parts.values() for part in parts}
-    with_sms = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
-    gains, merged = gains_of(rule, settings), _merged_in_runs(rule, runs)
-    return Alone(rule, answers_of(rule.shapes), settings, gains, merged, with_sms)
+    names = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
+    gains, merged = gains_of(rule, settings), _merged_in_runs(rule, in_runs, with_sms=with_sms)
+    return Alone(rule, answers_of(rule.shapes), settings, gains, merged, names)

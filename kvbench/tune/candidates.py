@@ -38,7 +38,7 @@ from kvbench.errors import UsageError
 from kvbench.results import Run, RunInfo, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
-from kvbench.text import MAX_LINE, printable
+from kvbench.text import MAX_LINE, a_stream, printable
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
@@ -129,6 +129,23 @@ class Measured:
         """The fraction by which times of a method at this shape differ from start to start of kvbench."""
         kind = kind_of(choice.backend, self.shape.blocks * self.shape.block_bytes)
         return spread_between(self.card, kind).fraction
+
+
+def shapes_of(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, **only: str | None
+) -> list[Measured]:
+    """The measurements of every shape, or part of the swaps of a trace, by the methods that `keep` accepts.
+
+    Raises UsageError where nothing is left to choose from.
+    """
+    traced = all(run.trace for run in runs)
+    shapes = swaps_of_trace(runs) if traced else measured_in(runs, **only)
+    in_state = [measured.only(keep) for measured in shapes if state in (None, measured.shape.stream_state)]
+    allowed = [measured for measured in in_state if measured.arms]
+    if not allowed:
+        where = f" on {a_stream(state)}" if state else ""
+        raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
+    return allowed
 
 
 def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:

@@ -16,8 +16,7 @@ from kvbench.cells.policy import Choice
 from kvbench.errors import UsageError
 from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
 from kvbench.results import Run
-from kvbench.tune.answer import shapes_of
-from kvbench.tune.candidates import Measured
+from kvbench.tune.candidates import Measured, shapes_of
 from kvbench.tune.rule import Rule, nearest_shape, rule_of
 from kvbench.tune.situations import Answer, Question
 

@@ -19,7 +19,8 @@ from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, with_interv
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, ceiling_in, ceilings_text, grouped, pin
 from kvbench.tune.advice import advise
-from kvbench.tune.answer import ShapeAnswer, answers_of, shapes_of
+from kvbench.tune.answer import ShapeAnswer, answers_of
+from kvbench.tune.candidates import shapes_of
 from kvbench.tune.situations import Question
 from kvbench.tune.table import place_of, use_of
 from kvbench.tune.text import dates_text, link_text

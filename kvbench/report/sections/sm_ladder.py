@@ -46,7 +46,7 @@ from kvbench.report.tables import (
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.text import ends
-from kvbench.tune.answer import shapes_of
+from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import export
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.text import convert
-from kvbench.tune.answer import shapes_of
-from kvbench.tune.candidates import Measured
+from kvbench.tune.candidates import Measured, shapes_of
 from kvbench.tune.rule import fastest
 from tests.command import BRIEF, records, refused, succeeds, swept, tiny
 from tests.data.freeze import FOLDER as FROZEN

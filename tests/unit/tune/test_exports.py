@@ -21,7 +21,7 @@ from kvbench.engine import nvrtc
 from kvbench.errors import UsageError
 from kvbench.results import Record, Run
 from kvbench.run import runner
-from kvbench.tune.answer import shapes_of
+from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.search import engine_sweep
 from kvbench.tune.text import state_table

@@ -21,8 +21,8 @@ from kvbench.errors import UsageError
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run, load_run
 from kvbench.text import convert
-from kvbench.tune.answer import ShapeAnswer, answers_of, shapes_of
-from kvbench.tune.candidates import Measured, typical
+from kvbench.tune.answer import ShapeAnswer, answers_of
+from kvbench.tune.candidates import Measured, shapes_of, typical
 from kvbench.tune.planner import Hit, TokenLine, token_lines
 from kvbench.tune.policies import policy_of
 from kvbench.tune.rule import KeptArms, Rule, costs_of, pick, rule_of

@@ -13,8 +13,8 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.errors import UsageError
 from kvbench.results import Run
-from kvbench.tune.answer import answers_of, shapes_of
-from kvbench.tune.candidates import PARTS, origin_of, parts_of, swaps_of_trace
+from kvbench.tune.answer import answers_of
+from kvbench.tune.candidates import PARTS, origin_of, parts_of, shapes_of, swaps_of_trace
 from kvbench.tune.text import workload_text
 from tests import synthetic
 from tests.answers import advice_of, summary
