@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval
-from kvbench.cells.axes import Direction, ListPlace, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Priority, Reuse, StreamState
 from kvbench.cells.blocks import TRACE, is_alone
 from kvbench.cells.cell import EQUAL, Cell, SwapShape
 from kvbench.cells.facts import (
@@ -398,9 +398,10 @@ def origin_of(runs: Sequence[Run]) -> Origin:
 
 
 def tried(runs: Sequence[Run]) -> list[Cell]:
-    """The cells that a choice can go by, measured or failed: single swaps, with nothing beside them."""
+    """The cells that a choice can go by, measured or failed: single swaps on a usual stream, nothing beside them."""
     outcomes = chain.from_iterable(run.outcomes.items() for run in runs)
-    return [cell for cell, outcome in outcomes if outcome.status != "skipped" and is_alone(cell)]
+    alone = [cell for cell, outcome in outcomes if outcome.status != "skipped" and is_alone(cell)]
+    return [cell for cell in alone if cell.priority is Priority.NONE]
 
 
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from kvbench.analysis.compare import Difference, Verdict, difference_of
 from kvbench.analysis.margins import LOST
-from kvbench.cells.axes import Direction, Neighbour, Situation, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Priority, Situation, StreamState
 from kvbench.cells.cell import Cell, SwapKind
 from kvbench.cells.facts import NO_CHOICES, plug_ins_of
 from kvbench.cells.pattern import SHUFFLED
@@ -292,6 +292,7 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
             situation = cell.situation
             is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
             usual = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
+            usual = usual and cell.priority is Priority.NONE and cell.devices == 1
             if situation in (None, Situation.ALONE) or not usual or outcome.status != "ok" or not outcome.costs:
                 continue
             choice = choice_of(cell, plug_ins)

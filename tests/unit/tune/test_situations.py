@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, Neighbour, Reuse, Situation
+from kvbench.cells.axes import Direction, Neighbour, Priority, Reuse, Situation
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
@@ -60,7 +60,11 @@ def beside(
 
 
 def run_of(folder: Path, *visits: Sequence[Visit], alone: Sequence[Cell] = ()) -> Run:
-    rounds = synthetic.rounds([in_engine(cell) for cell in alone], lambda cell: 50.0 if cell.sms else 10.0, noise=0.001)
+    cells = [
+        replace(in_engine(cell), priority=priority) for cell in alone for priority in (Priority.NONE, Priority.LOW)
+    ]
+    slower = {Priority.NONE: 1, Priority.LOW: 9}  # those of a low priority stand for nothing
+    rounds = synthetic.rounds(cells, lambda cell: (50.0 if cell.sms else 10.0) / slower[cell.priority], noise=0.001)
     records = [*synthetic.ceilings(), *rounds, *(visit for of_cell in visits for visit in of_cell)]
     return synthetic.loaded(folder / "run", records)
 
@@ -71,6 +75,7 @@ def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:
 
 def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequence[Cell] = ()) -> Run:
     visits = [beside(in_engine(cell, neighbour), *figures) for cell, figures in STORES.items()]
+    visits.append(beside(replace(in_engine(sm(3), neighbour), priority=Priority.LOW), 1.0, 50.0, 0.1))
     return run_of(folder, *visits, alone=alone)
 
 
