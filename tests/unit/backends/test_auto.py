@@ -9,13 +9,14 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 from kvbench.analysis.margins import TIED
 from kvbench.backends import auto
 from kvbench.backends.auto import DEFAULTS, Copier, copier_for
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.sm import KernelShape, Sm, shape_for
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Neighbour, Situation, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
 from kvbench.cells.faults import FaultPlan
@@ -198,6 +199,31 @@ def test_auto_runs_each_choice_as_the_copier_does_and_names_it(
     )
 
 
+@pytest.mark.parametrize(
+    ("neighbour", "direction", "chosen", "lacks"),
+    [
+        (Neighbour.DECODE, Direction.H2D, "per_block", ""),
+        (Neighbour.DECODE, Direction.D2H, "sm", "used its defaults: the policy has no table for d2h beside decode"),
+        (
+            Neighbour.PREFILL,
+            Direction.H2D,
+            "merged",
+            "swaps alone: the policy has no table for swaps beside prefill",
+        ),
+        (Neighbour.IDLE, Direction.H2D, "merged", ""),
+    ],
+)
+def test_auto_takes_what_its_policy_has_beside_a_step_and_says_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, neighbour: Neighbour, direction: Direction, chosen: str, lacks: str
+) -> None:
+    points: dict[str, Any] = {"block_bytes": (4096,), "blocks": (4,), "choices": (("per_block",),)}
+    step, alone = Table(direction=Direction.H2D, beside=Situation.DECODE, **points), policy_of("merged")
+    policy = structs.replace(alone, tables=(*alone.tables, step))
+    prepared = prepared_by(monkeypatch, policy, direction, H200, neighbour=neighbour)
+    assert (prepared.chosen or "").startswith(chosen)
+    assert [text.endswith(lacks) for text in prepared.warnings] == [True] * bool(lacks)
+
+
 @pytest.mark.parametrize("direction", Direction)
 def test_auto_stages_blocks_that_lie_together_on_the_host_and_says_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch, direction: Direction
@@ -318,7 +344,7 @@ def policy_of(choice: str, held: str = "", **others: Any) -> Policy:
 
 def prepared_by(
     monkeypatch: pytest.MonkeyPatch,
-    choice: str,
+    choice: str | Policy,
     direction: Direction,
     facts: DeviceFacts,
     *,
@@ -326,9 +352,11 @@ def prepared_by(
     state: StreamState = StreamState.IDLE,
     held: str = "",
     host: Pattern = AS_PATTERN,
+    neighbour: Neighbour = Neighbour.NONE,
 ) -> PreparedSwap:
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
     words = np.full(blocks, 4096, np.uint64)
     memory = SwapMemory(words, words, words, words, words)
-    cell = Cell("auto", direction, blocks, 4096, stream_state=state, host_pattern=host)
-    return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy_of(choice, held)))
+    cell = Cell("auto", direction, blocks, 4096, stream_state=state, host_pattern=host, neighbour=neighbour)
+    policy = choice if isinstance(choice, Policy) else policy_of(choice, held)
+    return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy))

@@ -42,6 +42,8 @@ def test_a_machine_that_leaves_its_limits_disturbs_a_visit(
         ([13.0] * 3 + [10.0] * 3, False),
         ([10.0] * 3 + [4.0] + [13.1] * 3, True),  # the one between belongs to neither half
         ([10.0, 13.1, 10.0] + [13.1] * 3, False),  # the halves overlap
+        ([10.0, 11.0, 10.0, 10.5, 15.0, 15.0], False),
+        ([10.5, 15.0, 15.0, 10.0, 11.0, 10.0], False),
         ([10.0] * 2 + [99.0] * 3, False),  # too few
         ([0.0] * 3 + [9.0] * 3, True),
         ([0.0] * 6, False),
