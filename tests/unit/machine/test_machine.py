@@ -339,6 +339,7 @@ FAR = {0: f"{CPUS[0]}", 1: "4000"}
     [
         (1, 0, {0: "4000-4001", 1: f"{CPUS[-1]},4002"}, 1, {CPUS[-1]}, ""),
         (-1, 1, {0: "4000-4001", 1: f"{CPUS[-1]},4002"}, 1, {CPUS[-1]}, ""),
+        (-1, 0, {0: f"{CPUS[-1]}", 1: "4000"}, 0, {CPUS[-1]}, ""),
         (-1, -1, {0: f"{CPUS[0]}"}, 0, {CPUS[0]}, ""),  # the only one
         (-1, None, FAR, -1, {*CPUS}, "NUMA node is unknown"),
         (-1, -1, FAR, -1, {*CPUS}, "NUMA node is unknown"),
@@ -368,4 +369,5 @@ def test_pages_in_use_are_on_a_node_of_this_host_and_others_on_none() -> None:
 def test_pages_on_another_node_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "nodes_of_pages", lambda *_: [0, 1, 1, 2])
     assert far_pages(0, 1, 1) == ["2 of 4 sampled pages of host memory are on NUMA node 0, 2, the GPU is on 1"]
+    assert far_pages(0, 1, 0) == ["3 of 4 sampled pages of host memory are on NUMA node 1, 2, the GPU is on 0"]
     assert far_pages(0, 1, -1) == []
