@@ -153,23 +153,6 @@ def test_an_interval_is_held_against_the_margin() -> None:
     assert said == ["FASTER", "UNDECIDED", "SAME", "UNDECIDED", "SLOWER"]
 
 
-def in_turn(visits: Sequence[tuple[Sequence[float], Sequence[float]]], margin: Margin) -> Comparison:
-    return compare_pairs(*zip(*map(medians_in_turn, visits), strict=True), margin)
-
-
-def test_arms_in_turn_are_told_apart_within_noise_that_both_share() -> None:
-    rng = np.random.default_rng(0)
-    visits = []
-    for _ in range(6):
-        shared = np.exp(np.cumsum(rng.normal(0, 0.05, 50)))  # the machine drifts by a third
-        base, other = (shared * np.exp(rng.normal(0, 0.01, 50)) for _ in range(2))
-        visits.append((base.tolist(), (1.01 * other).tolist()))
-    compared = in_turn(visits, Margin(0.005, "a margin for this test"))
-    assert compared.verdict is Verdict.SLOWER
-    assert compared.high - compared.low < 0.01
-    assert in_turn([(base, base) for base, _ in visits], IN_TURN).ratio == 1
-
-
 def test_over_shapes_a_round_is_one_value() -> None:
     """Six round means have the smallest and the largest as ends; a shape with more visits shares them out."""
     shapes = [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [-0.3, 0.0, -0.1, 0.0, 0.1, 0.2], [0.2, 0.0] * 6]
