@@ -19,22 +19,9 @@ from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.installed import ENGINES_SECTION
 from kvbench.cells.units import two_digits
 from kvbench.files import or_usage_error, write_whole
-from kvbench.report import document
+from kvbench.report import document, model
 from kvbench.report.faults import HOST_COPIES, unsteady, warnings_of, worst_faults
-from kvbench.report.model import (
-    Chapter,
-    Code,
-    DataTable,
-    Part,
-    PartOrReason,
-    Report,
-    Section,
-    Span,
-    Strong,
-    Text,
-    short_of,
-    spans,
-)
+from kvbench.report.model import Chapter, Code, DataTable, Part, PartOrReason, Report, Section, Span, Strong, Text
 from kvbench.report.numbers import count, is_wide, noun
 from kvbench.report.page import html_page
 from kvbench.report.sections import (
@@ -151,7 +138,7 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
         views=views,
         unsteady=unsteady({view.label: view.run for view in views}),
         host_note=_host_note(views),
-        headline=[*(short_of("machines", chapters) or _headline(views)), *_steadiness(views)],
+        headline=[*(model.short_of("machines", chapters) or _headline(views)), *_steadiness(views)],
         first_warnings=[*_first_warnings(views, len(unread)), *_plug_ins(views)],
         runs=_run_table(views),
         commands=[(f"{view.label}: ", Code(view.command), view.commit) for view in views],
@@ -182,6 +169,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
         else:
             filled.append((view, made))
             if section.of_all:
+                # The last run's part covers the runs before it: theirs would say the same again.
                 break
     if not filled:
         return None, dict.fromkeys(reasons[number] for number in sorted(reasons) if reasons[number])
@@ -189,9 +177,9 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     fullest, make_part = filled[0]
     part = make_part()
     findings = [
-        (f"{fullest.card}: ", *spans(text)) if fullest.card else text for text in both_directions(part.findings)
+        (f"{fullest.card}: ", *model.spans(text)) if fullest.card else text for text in both_directions(part.findings)
     ]
-    charts = [chart for chart in part.charts if chart.plot.most_points > 1]
+    charts = [chart for chart in part.charts if chart.plot.most_points > 1]  # a single point is no line
     part = replace(part, findings=findings, charts=charts)
     return Chapter(section, fullest, part, [] if section.of_all else others), {}
 
@@ -200,7 +188,7 @@ def make_folder(out: Path) -> None:
     """Make the folder `out` of a report that is not drawn yet; raises UsageError where no file can be written to it."""
     with or_usage_error(f"cannot write the report to {out}"):
         out.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=out).close()
+        TemporaryFile(dir=out).close()  # a folder can exist and take no files: a minute of drawing would be lost
 
 
 def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
@@ -241,6 +229,7 @@ def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Prog
 
 
 _COUNTED: Final[tuple[Status, ...]] = ("ok", "failed", "skipped")
+# A sweep that fails throughout has thousands of both; summary.csv and the journal have them all.
 _MOST_FAILURES: Final = 50
 _MOST_NOTES: Final = 20
 _MANY_OUTLIERS: Final = 0.1

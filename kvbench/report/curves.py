@@ -11,7 +11,7 @@ from kvbench.report.tables import main_path, name_of
 from kvbench.report.view import grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
-MIN_SIZES: Final = 4
+MIN_SIZES: Final = 4  # an edge needs a size or two on each side of it, which tell it from a slope
 Series = tuple[str, str, str]  # backend, direction, stream state
 
 

@@ -17,7 +17,7 @@ PAGE_FILE: Final = "report.html"
 ANSWER: Final = "answer"
 CHAT: Final = "chat"
 LIST: Final = "list"
-_CHAT_LINES: Final = 5
+_CHAT_LINES: Final = 5  # more is scrolled past in a chat
 # Around what is folded; the page knows these lines.
 FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 

@@ -180,6 +180,7 @@ def draw(plot: LinePlot, text: ChartText) -> Drawing:
 
 
 def _drawing(drawn: Figure) -> Drawing:
+    # matplotlib warns of glyphs that its font lacks, and text of a run may hold any.
     for text in drawn.findobj(Text):
         assert isinstance(text, Text)
         text.set_text(_drawable(text.get_text()))
@@ -273,6 +274,7 @@ def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int
 
 def _draw_line(ax: Axes, line: PlotLine) -> None:
     colour = lighter(ink_of(line.backend).colour, line.light)
+    # So light that bands which lie on one another are told apart.
     ax.fill_between(line.x, line.low, line.high, color=colour, alpha=0.18, linewidth=0)
     ax.add_line(_line(line, line.x, line.y))
     for x, y in zip(line.x, line.y, strict=True):
@@ -364,6 +366,7 @@ def _scale_octaves(ax: Axes, axis: PlotAxis, values: Sequence[float]) -> None:
     inch = ax.get_window_extent().width / ax.figure.dpi / (octaves + 2 * margin)
     taken: list[tuple[float, float]] = []
     ticks: dict[float, str] = {}
+    # A label that does not fit is left out: the roundest are placed first, so that odd sizes give way.
     roundest = sorted(values, key=lambda value: (not math.log2(value).is_integer(), value % 4096 != 0, value))
     for value in roundest:
         text = f"{value / 1024:g}" if axis.in_kib else count(value)

@@ -12,6 +12,7 @@ from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
 MOVED: Final = "other work probably disturbed the results"
+# The first page names the worst, and keeps room for the answer.
 _MOST_FIRST: Final = 2
 _MOST_LETTERS: Final = 200
 
@@ -115,5 +116,6 @@ def correlation_of_successive(cells: Iterable[Visits]) -> float | None:
         deviations = logs - logs.mean()
         total = float(deviations @ deviations)
         if len(logs) >= MIN_PAIRS and total > 0:
+            # Deviations from a mean of so few are correlated by -1 / n, also where the visits are independent.
             correlations.append(float(deviations[1:] @ deviations[:-1]) / total + 1 / len(logs))
     return float(np.mean(correlations)) if len(correlations) >= _LEAST_CELLS else None

@@ -59,6 +59,7 @@ def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> dict[str,
     headings: dict[str, str] = {}
     for number, token in enumerate(tokens):
         if token.type in ("th_open", "td_open") and token.attrs.pop("style", ""):
+            # The parser's way to say it is a style, which the page's policy forbids.
             token.attrSet("class", "right")
         elif token.type == "td_open" and len(tokens[number + 1].content) > 20:  # some words
             token.attrSet("class", "long")

@@ -40,7 +40,7 @@ def caption(
     timed = [*((text, ". ") for text in others), (last, "; ")]
     sampling = view.run.info.spec.get("sampling")
     warmups = sampling.get("warmups") if isinstance(sampling, dict) else None
-    # A report says it at its head.
+    # A report says it at its head; a table that is pasted elsewhere has to say it itself.
     low = [f"{text[0].upper()}{text[1:]}. " for text in low_ceilings(view.run)]
     return (
         *host_mark(view),
@@ -190,6 +190,7 @@ def fastest_marked(
     """
     timed: dict[str, Visits] = {name: arms[name].times() for name in backends if name in arms}
     visits = {name: times for name, times in timed.items() if times}
+    # With fewer visits nothing is told apart, and a sign at every cell of every row would say no more than the note.
     decidable = len(visits) > 1 and min(map(len, visits.values())) >= MIN_PAIRS
     fastest = leaders(visits, IN_TURN) if decidable else {}
     texts = {name: format_cell(arms.get(name), show) for name in backends}

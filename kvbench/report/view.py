@@ -78,6 +78,7 @@ def pin(outcomes: Iterable[Outcome], shown: Collection[str]) -> list[Outcome]:
     if "list" not in shown:
         outcomes = (outcome for outcome in outcomes if outcome.cell.list_place is not ListPlace.GPU)
     kept: list[Outcome] = []
+    # Axis by axis, since the value of most cells on one axis depends on what is left by those before it.
     for left in grouped(outcomes, lambda outcome: (outcome.cell.backend, outcome.cell.direction)).values():
         for axis in _hidden(shown):
             values = _values(left, axis)
@@ -211,6 +212,7 @@ class View:
     @cached_property
     def weight(self) -> tuple[float, int, int]:
         """How much a run has to say: the visits of a cell, as far as a verdict needs them, block sizes, then cells."""
+        # More visits than a verdict needs decide nothing more: then the run with more sizes says more.
         visits = median([outcome.rounds for outcome in self.measured] or [0])
         sizes = {outcome.cell.block_bytes for outcome in self.measured}
         return min(float(visits), float(MIN_PAIRS)), len(sizes), len(self.measured)
@@ -289,6 +291,7 @@ def views_of(runs: Sequence[Run]) -> list[View]:
     for run, (title, driver) in zip(runs, machines, strict=True):
         short_title = title.removeprefix("NVIDIA ")
         card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if drivers.total() > 1 else ""
+        # It becomes a part of file names and of links to them.
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {Path(run.path).absolute().name}").strip("-") or "run"
         taken = {view.label for view in views}
         labels = chain([name], (f"{name}-{number}" for number in count(2)))

@@ -27,7 +27,7 @@ from kvbench.tune.situations import Question
 from kvbench.tune.table import HEADER, OTHERS, head_of, lines_of, others_of, place_of, rows_of, use_of
 from kvbench.tune.text import answer_lines, state_table
 
-_MOST: Final = 64
+_MOST: Final = 64  # cells: a longer table is read in summary.csv
 _HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s", "Thread us")
 
 
@@ -77,6 +77,7 @@ def _table(
     parts = (Once("CUDA events"), *filter(None, [text.removesuffix(".")]))
     origin = caption(views[0], measured, parts, (), filter(None, [words_in(rows)]))
     if len(views) > 1:
+        # The last two spans name the command and the commit of one run; the answer is of all of them.
         origin = (*origin[:-2], Once(f"runs {', '.join(view.label + view.commit for view in views)}"))
     return DataTable(title, header, rows, notes, origin, left=3)
 

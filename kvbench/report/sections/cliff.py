@@ -34,7 +34,7 @@ from kvbench.results.schema import EffectivePath
 from kvbench.text import a_stream, ends
 
 GBPS: Final = PlotAxis("GB/s")
-_MOST_COUNTS: Final = 4
+_MOST_COUNTS: Final = 4  # as many as the pull request's table has; more lines of one colour are not told apart
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it prefers the copy engine
 # What a path does, in the words of the picture.
@@ -56,7 +56,8 @@ def _part(view: View, curves: Mapping[Series, list[Curve]]) -> Part:
     beside = _beside(curves, main_curves)
     grids = [_grid(view, series) for series in curves]
     findings = _findings(main_curves)
-    # Held against the pull request's figures where it asked, and where the visits tell of a jump.
+    # Held against the pull request's figures where it asked, and where the visits tell of a jump: without one, this
+    # machine does not do what the pull request describes.
     published = _published(main_curves, beside) if len(findings) > 1 and main == _MAIN and not view.on_host else ""
     findings += [published] if published else []
     others = [*([beside] if beside else []), *_pending(curves, main_curves)]

@@ -23,7 +23,7 @@ from kvbench.results.schema import EffectivePath, differing
 from kvbench.text import ends, short
 
 _BESIDE: Final = axes_of(Role.BESIDE)
-_MOST_ROWS: Final = 40
+_MOST_ROWS: Final = 40  # worst first; summary.csv of each run has the others
 _MARGIN: Final = (
     f"{BETWEEN_RUNS.fraction:.0%} ({INLINE.fraction:.0%} where the CPU copies in both), at least {ABSOLUTE_US:g} us"
 )
@@ -69,13 +69,14 @@ def _part(runs: Pair, pairs: Sequence[CellPair]) -> Part:
 
 
 def _pairs(base: View, other: View) -> list[CellPair]:
-    """Return the cells that both measured, SLOWER ones first, largest changes for the worse first."""
+    """The cells that both measured, SLOWER ones first, largest changes for the worse first."""
     others = {outcome.cell: outcome for outcome in other.measured if outcome.times()}
     pairs = [
         CellPair(outcome, others[outcome.cell], _compare(base.title, outcome, others[outcome.cell]))
         for outcome in base.measured
         if outcome.times() and outcome.cell in others
     ]
+    # By the verdict before the change: a large change that is undecided is no finding.
     return sorted(pairs, key=lambda pair: (pair.compared.verdict is not Verdict.SLOWER, -pair.change))
 
 
@@ -87,7 +88,7 @@ def _compare(card: str, base: Outcome, other: Outcome) -> Comparison:
 
 
 def _identity(view: View) -> dict[str, Scalar]:
-    """Return a run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
+    """A run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
     measured = {outcome.cell.direction.value for outcome in view.measured}
     ceilings = {direction: rate for direction, rate in view.ceilings.items() if direction in measured}
@@ -109,7 +110,7 @@ def _finding(subject: str, pairs: Sequence[CellPair]) -> Text:
 
 
 def _differences(runs: Pair, origin: tuple[Span, ...]) -> list[DataTable]:
-    """Return a table of what differs in the identities, none where nothing does."""
+    """A table of what differs in the identities, none where nothing does."""
     rows = [tuple(map(short, fields)) for fields in differing(*map(_identity, runs))]
     header = ("Field", *(view.label for view in runs))
     caption = ("Everything else in the identity is the same. ", *origin)

@@ -167,6 +167,7 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     if not sides:
         return contrasts[0].needed
     findings = [*chain.from_iterable(side.contrast.find(side) for side in sides)]
+    # Tables and charts cost most, and of several runs only one is shown: they are made when it is chosen.
     return lambda: Part(findings, [*_charts(sides)], [_table(side) for side in sides])
 
 
@@ -207,6 +208,7 @@ def _line(arms: Sequence[str], outcomes: Sequence[Outcome | None]) -> Line:
 
 def _table(side: ContrastSide) -> DataTable:
     contrast, columns = side.contrast, side.contrast.columns(side)
+    # By identity: lines are mappings, which have no hash.
     ratios = {id(line): contrast.show_ratio(compared) for line, compared in side.comparisons}
     more = contrast.more(side)
     body = []

@@ -18,7 +18,7 @@ from kvbench.results.outcomes import Outcome
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000
-_MIN_ROWS: Final = 3
+_MIN_ROWS: Final = 3  # a line fits any two
 
 
 def _gathers(view: View) -> Pinned | None:

@@ -131,7 +131,7 @@ def _finding(side: ModelSide, state: str) -> str:
 
 
 def _pairs(side: ModelSide, state: str) -> DataTable:
-    # What an idle stream has stands beside: there the CPU makes small copies.
+    # What an idle stream has stands beside: there the CPU makes small copies, and batching may gain nothing.
     idle = state != StreamState.IDLE and PER_BLOCK in side.backends(StreamState.IDLE)
     body = [_pair(side, swap, state, idle=idle) for swap in side.swaps]
     header = [

@@ -21,7 +21,7 @@ from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, 
 from kvbench.report.view import Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
-MIN_LENGTHS: Final = 3
+MIN_LENGTHS: Final = 3  # two show that extents matter, not from where on
 _HOT, _FAR = "hot, dense", "fresh, scattered"
 _ARMS: Final = {
     (False, Reuse.SAME): _HOT,

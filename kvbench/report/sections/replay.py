@@ -126,6 +126,7 @@ def _row(replay: Replayed, *, many: bool) -> list[Text]:
 
 
 def _times(replays: Sequence[Replayed]) -> dict[str, dict[int, float]]:
+    # A visit replays a block of the trace: its swaps differ, and only their sum is the same work for each method.
     sums = {replay.method: replay.swaps.groupby("round")["wall_us"].sum() for replay in replays}
     return {name: dict(zip(map(int, visits.index), visits.tolist(), strict=True)) for name, visits in sums.items()}
 

@@ -16,33 +16,13 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM
 from kvbench.cells.installed import engines
 from kvbench.errors import UsageError
+from kvbench.report import model
 from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
-from kvbench.report.model import (
-    Chart,
-    Code,
-    DataTable,
-    LinePlot,
-    Part,
-    PartOrReason,
-    PlotAxis,
-    PlotLine,
-    PlotPanel,
-    Strong,
-    Text,
-)
+from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.tables import (
-    INCLUDES,
-    Band,
-    chart_text,
-    comma_separated,
-    line_of,
-    measured_table,
-    name_of,
-    rate_band,
-)
+from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, name_of, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.text import ends
@@ -52,7 +32,7 @@ from kvbench.tune.exports import export
 if TYPE_CHECKING:
     import pandas as pd
 
-MIN_COUNTS: Final = 3
+MIN_COUNTS: Final = 3  # a knee has a count below it and one above
 # Fewer blocks end before every SM is at work, and their launch takes a part of the time.
 _MANY_BLOCKS: Final = 5000
 _LADDER: Final = ["backend", "stream_state", "direction", "block_bytes"]
@@ -74,7 +54,7 @@ class Rung:
         return _median(low), _median(high)
 
     @property
-    def band(self) -> Band:
+    def band(self) -> tuple[float, float, float]:
         middle, low, high = zip(*map(rate_band, self.outcomes), strict=True)
         return _median(middle), _median(low), _median(high)
 
@@ -121,7 +101,7 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
             lines.append(export(name, runs, shapes_of(runs, lambda _: True)).line())
         except UsageError:
             settings = f"{engine.title}'s {', '.join(engine.settings)}: not measured, see "
-            lines.append((settings, Code(f"kvbench tune engine {name}")))
+            lines.append((settings, model.Code(f"kvbench tune engine {name}")))
     return lines
 
 
@@ -199,7 +179,7 @@ def _table(kind: Ladders, decode: Decode) -> DataTable:
         for side, ladder in ladders.items():
             rung = ladder.get(sms)
             text = with_interval(rung.gbps, *rung.interval_gbps) if rung else ""
-            line.append(Strong(text) if sms == knees[side] else text)
+            line.append(model.Strong(text) if sms == knees[side] else text)
         body.append([*line, *(_slowdown_text(decode.get((backend, side, sms))) for side in beside)])
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]
     header += [f"decode slower, {side}" for side in beside]

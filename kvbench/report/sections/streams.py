@@ -18,16 +18,7 @@ from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
-from kvbench.report.tables import (
-    INCLUDES,
-    change_text,
-    main_path,
-    method_of,
-    microseconds,
-    milliseconds,
-    name_of,
-    swap_text,
-)
+from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds, name_of, swap_text
 from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.text import a_stream
@@ -117,7 +108,7 @@ ORDER: Final = Contrast(
 )
 
 
-MIN_DEPTHS: Final = 4
+MIN_DEPTHS: Final = 4  # two shallow ones are what deeper ones are held against
 MIN_STREAM_COUNTS: Final = 3  # one stream against a pool is a column of the table of depths
 _BEGUN: Final = "†"
 
@@ -297,7 +288,7 @@ def _paths(line: Line) -> str:
 
 
 def _stream_states(name: str, *, of_batched: bool) -> Contrast:
-    """Return the table of batched copies, which the driver makes by the state of the stream, or of the others."""
+    """The table of batched copies, which the driver makes by the state of the stream, or of the others."""
 
     def select(view: View) -> Pinned | None:
         pinned = view.pin(copied(view.cells), shown=())
@@ -331,7 +322,7 @@ _TIGHT, _AFTER = "tight", "after a step"
 
 
 def _calls(view: View) -> Pinned | None:
-    """Return the cells of a run that has the floor beside them: its pause is like an engine's step."""
+    """The cells of a run that has the floor beside them: its pause is like an engine's step."""
     called = measured(view.cells)
     if EMPTY not in set(called["backend"]):
         return None
@@ -351,7 +342,7 @@ def _call_effect(side: ContrastSide) -> Iterable[Text]:
         line, _ = max(differing, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
         yield (
-            f"{method_of(tight)} {tight.cell.direction}, {swap_text(tight.cell)}: the call takes "
+            f"{contrast.METHOD.text(tight)} {tight.cell.direction}, {swap_text(tight.cell)}: the call takes "
             f"{_caller_us(tight)} us of the thread in a tight loop and {_caller_us(after)} us after a step of an "
             f"engine, until completion {_wall_us(tight)} and {_wall_us(after)} us."
         )

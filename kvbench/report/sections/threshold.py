@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 USUAL_BLOCKS: Final = 10_000
-_MIN_SIZES: Final = 2
+_MIN_SIZES: Final = 2  # one below the crossover, one above
 # Where a thread takes between these shares of the time of the swap, the swap takes what its submission takes.
 _SUBMITTING: Final = (0.9, 1.1)
 _SUBMITTED: Final = "†"
