@@ -10,7 +10,7 @@ from kvbench.cells.axes import PACES_GBPS, Situation
 from kvbench.cells.faults import FaultPlan
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.engine.device import Device, open_device, resolve_device
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.machine.probes import identity
 
 # Room for a list of this many entries takes about 1.2 GiB.

@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 
-from kvbench.errors import KvbenchError
-from kvbench.files import shipped_folder
+from kvbench.ground.errors import KvbenchError
+from kvbench.ground.files import shipped_folder
+from kvbench.ground.text import ends
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
@@ -31,7 +32,6 @@ from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in
 from kvbench.results.schema import EffectivePath, Failure, Visit, identity_hash
 from kvbench.sweep.spec import SweepSpec
-from kvbench.text import ends
 
 FOLDER: Final = Path(__file__).parent
 README: Final = FOLDER / "README.md"

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from kvbench.errors import KvbenchError, UsageError
-from kvbench.files import shipped_folder, write_whole
+from kvbench.ground.errors import KvbenchError, UsageError
+from kvbench.ground.files import shipped_folder, write_whole
 from kvbench.results import Run, load_run
 from kvbench.results.between_runs import FILE, CardSpread, kind_of, measured_spreads
 

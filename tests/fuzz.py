@@ -34,8 +34,8 @@ import tomli_w
 from kvbench.cells.cell import AXES
 from kvbench.cells.facts import BackendFacts
 from kvbench.cli import main
-from kvbench.errors import ExitCode, UsageError
-from kvbench.files import shipped_folder
+from kvbench.ground.errors import ExitCode, UsageError
+from kvbench.ground.files import shipped_folder
 from kvbench.report.drawing import Drawing
 from kvbench.run import runner
 from kvbench.run.protocol import Opened

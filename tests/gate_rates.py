@@ -24,8 +24,8 @@ from typing import Final
 
 import msgspec
 
-from kvbench.files import write_whole
 from kvbench.gate.judgement import GateVerdict
+from kvbench.ground.files import write_whole
 from kvbench.results import load_run
 from tests.docs.markup import table
 from tests.slow_backend import laid_out

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import DEFAULT_SMS, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.installed import Installed, installed
 from kvbench.cells.policy import Policy
-from kvbench.errors import UsageError
-from kvbench.text import printable, short
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import printable, short
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Device, Swap, SwapMemory

@@ -12,7 +12,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import LEAST_RUN_BYTES, STAGED, DeviceFacts
 from kvbench.cells.units import format_size
 from kvbench.engine.device import DIRECTIONS, STAGED_PAGE_BYTES, Device, staged
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 
 # With 2, copies wait for pages, and a decode step pays more for a GB; 8 gain nothing (H200, driver 580).
 DEFAULT_SMS: Final = 4

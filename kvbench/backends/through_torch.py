@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses, Device

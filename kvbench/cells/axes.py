@@ -8,7 +8,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.units import KIB, format_size, parse_binary_size, parse_size
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
 
 
 class Direction(StrEnum):

@@ -39,8 +39,8 @@ from kvbench.cells.axes import (
 )
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.cells.units import KIB, size_text
-from kvbench.errors import UsageError
-from kvbench.text import hint, shown
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import hint, shown
 
 EQUAL: Final = "equal"
 AxisTexts = dict[str, str | None]

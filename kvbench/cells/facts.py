@@ -8,8 +8,8 @@ from typing import Final
 from kvbench.cells.axes import DEFAULT_ORDER, Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import KIB
-from kvbench.errors import UsageError
-from kvbench.text import ends
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import ends
 
 # Size and number of the plain copies that measure a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.filter import Filter, parse_filters
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
 
 KINDS: Final = {
     "error@call": "the N-th copy call of a visit fails",

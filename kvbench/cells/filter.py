@@ -10,8 +10,8 @@ from typing import Final
 from kvbench.cells.axes import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.units import parse_size
-from kvbench.errors import UsageError
-from kvbench.text import hint, located, shown
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import hint, located, shown
 
 # Bytes per swap: blocks x block size.
 SWAP_BYTES: Final = Axis("2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes")

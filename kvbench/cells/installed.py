@@ -14,8 +14,8 @@ from typing import Final
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import HostMemory
 from kvbench.cells.policy import Choice
-from kvbench.errors import UsageError
-from kvbench.text import hint, printable, shown
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import hint, printable, shown
 
 GROUP: Final = "kvbench.backends"
 _ENGINES: Final = "kvbench.engines"

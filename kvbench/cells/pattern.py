@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.text import shown
+from kvbench.ground.text import shown
 
 _PLAIN_ORDERS: Final = ("shuffled", "contiguous", "descending")
 _RUNS: Final = re.compile(r"runs-([1-9]\d{0,5})")

@@ -18,9 +18,9 @@ import tomli_w
 from kvbench.cells.axes import Direction, Situation, StreamState, pace_of, pace_text
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, STAGED, method_label
-from kvbench.errors import UsageError
-from kvbench.files import read_toml
-from kvbench.text import Line, convert, located, shown
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_toml
+from kvbench.ground.text import Line, convert, located, shown
 
 NO_POLICY: Final = "auto had no policy and used its built-in defaults: build one with kvbench tune -p FILE"
 FORMAT: Final = 2

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from kvbench.text import shown
+from kvbench.ground.text import shown
 
 KIB: Final = 1024
 MIB: Final = 1024**2

@@ -16,7 +16,7 @@ import typer
 
 from kvbench.cells.facts import DeviceFacts, HostMemory, device_named
 from kvbench.cli.options import print_lines, print_rows, version_line
-from kvbench.errors import ExitCode, KvbenchError, UsageError
+from kvbench.ground.errors import ExitCode, KvbenchError, UsageError
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import typer
 from kvbench.analysis.margins import GATE
 from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, fraction_of, with_struct_options
 from kvbench.cli.sweep import Axis, Filters, default_folder, end_on_signals
-from kvbench.errors import ExitCode, UsageError
-from kvbench.text import convert, folded
+from kvbench.ground.errors import ExitCode, UsageError
+from kvbench.ground.text import convert, folded
 
 if TYPE_CHECKING:
     from kvbench.gate.side_by_side import Side, SideBySide

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kvbench.text import printable
+from kvbench.ground.text import printable
 
 What = StrEnum("What", ["AXES", "BACKENDS", "CONFIGS", "DEVICES", "MODELS"])  # values are the names in lower case
 
@@ -41,7 +41,7 @@ def _axes() -> list[dict[str, str]]:
 
 
 def _configs() -> list[dict[str, str]]:
-    from kvbench.files import read_toml
+    from kvbench.ground.files import read_toml
     from kvbench.sweep.config import shipped_configs
 
     tables = {name: read_toml(path) for name, path in shipped_configs().items()}
@@ -69,7 +69,7 @@ def _backends() -> list[dict[str, str]]:
 
 
 def _devices() -> list[dict[str, str]]:
-    from kvbench.errors import UsageError
+    from kvbench.ground.errors import UsageError
     from kvbench.run.runner import survey
 
     devices = []

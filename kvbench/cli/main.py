@@ -20,8 +20,8 @@ from typer.exceptions import TyperException
 
 from kvbench.cells.cell import AXES
 from kvbench.cli.options import version_line
-from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
-from kvbench.text import printable, short, wrapped
+from kvbench.ground.errors import ExitCode, KvbenchError, StorageError, UsageError, brief
+from kvbench.ground.text import printable, short, wrapped
 
 # Longer error messages are truncated to this many characters.
 MAX_LINE: Final = 2000

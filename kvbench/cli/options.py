@@ -16,9 +16,9 @@ import msgspec
 import typer
 
 from kvbench import __version__
-from kvbench.errors import UsageError, brief
-from kvbench.files import commit
-from kvbench.text import LOG_COLUMNS, WIDEST, longest_word, plain_type, printable, wrapped
+from kvbench.ground.errors import UsageError, brief
+from kvbench.ground.files import commit
+from kvbench.ground.text import LOG_COLUMNS, WIDEST, longest_word, plain_type, printable, wrapped
 
 if TYPE_CHECKING:
     from kvbench.report.model import DataTable

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvbench.cells.units import format_duration, rough_size
+from kvbench.ground.text import counted, folded, printable
 from kvbench.models.geometry import ModelSwap
 from kvbench.models.presets import facts_of
 from kvbench.results import Failure, Note, Record, Visit
 from kvbench.run.execution import Observer, ReportedFailures, SweepEnd
 from kvbench.run.protocol import Opened
 from kvbench.sweep.plan import Plan, PlannedVisit
-from kvbench.text import counted, folded, printable
 
 PLAIN_EVERY_S = 10.0
 SHOWN_CELLS = 20

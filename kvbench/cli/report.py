@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from kvbench.errors import RunDirectoryError, UsageError
-from kvbench.text import counted
+from kvbench.ground.errors import RunDirectoryError, UsageError
+from kvbench.ground.text import counted
 
 if TYPE_CHECKING:
     from kvbench.results import Run

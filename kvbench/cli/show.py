@@ -14,9 +14,9 @@ from kvbench.cells.axes import ListPlace, Situation
 from kvbench.cells.cell import AXES
 from kvbench.cells.policy import SERVING, Choice
 from kvbench.cli.options import NO_OPTIONS, FromStruct, fraction_of, print_page, with_struct_options
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
+from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
-from kvbench.text import convert
 
 if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
@@ -282,8 +282,8 @@ def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
 
 def _write_policy(file: Path, advice: "Advice", *, force: bool) -> None:
     from kvbench.cells.policy import load_policy
-    from kvbench.files import write_output
-    from kvbench.tune.policies import policy_of
+    from kvbench.ground.files import write_output
+    from kvbench.tune.advice import policy_of
 
     policy = policy_of(advice)
     write_output("--policy", file, policy.to_toml().encode(), load_policy, force=force)

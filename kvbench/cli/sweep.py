@@ -18,12 +18,12 @@ from kvbench.cells.facts import AUTO
 from kvbench.cells.policy import Policy, load_policy
 from kvbench.cli.options import NO_OPTIONS, Fault, FromStruct, print_lines, with_struct_options
 from kvbench.cli.report import print_asked
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import convert
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, notes_of, presets
 from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.spec import MOST_SWAPS, Sampling, SweepSpec, parse_assignments
-from kvbench.text import convert
 
 if TYPE_CHECKING:
     from kvbench.cli.progress import JsonReporter, PlainReporter

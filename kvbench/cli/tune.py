@@ -27,9 +27,9 @@ from kvbench.cli.show import (
     remarks_on,
 )
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, end_on_signals
-from kvbench.errors import ExitCode, UsageError, brief
+from kvbench.ground.errors import ExitCode, UsageError, brief
+from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
-from kvbench.text import convert
 
 if TYPE_CHECKING:
     from kvbench.results import Run

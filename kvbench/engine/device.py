@@ -48,7 +48,7 @@ from kvbench.cells.axes import Direction, Order, Priority, StreamState
 from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.cells.faults import Fault, FaultPlan
 from kvbench.engine import nvrtc
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.machine.sources import Sources
 
 Addresses = NDArray[np.uint64]

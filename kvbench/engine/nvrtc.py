@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from kvbench.errors import KvbenchError, StorageError
-from kvbench.files import write_whole
+from kvbench.ground.errors import KvbenchError, StorageError
+from kvbench.ground.files import write_whole
 from kvbench.machine.sources import driver_version
 
 OPTIONS = ("--std=c++17",)

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.facts import DeviceFacts, EngineSetting
-from kvbench.errors import KvbenchError
-from kvbench.text import printable, short
+from kvbench.ground.errors import KvbenchError
+from kvbench.ground.text import printable, short
 
 _DEADLINE_S: Final = 150.0  # below the deadline of a worker that describes its backends
 _TRIAL: Final = """

@@ -17,7 +17,7 @@ from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction
 from kvbench.cells.installed import Engine
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, stand_ins
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses

@@ -14,12 +14,12 @@ from kvbench.cells.facts import BATCHED
 from kvbench.cells.installed import Engine, engines, of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import counted, ends
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View, grouped
-from kvbench.text import counted, ends
 from kvbench.tune.answer import shipped_choice
 from kvbench.tune.candidates import Measured, settings_in, shapes_of, workload_axes
 

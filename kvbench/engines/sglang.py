@@ -23,8 +23,8 @@ from kvbench.cells.installed import Engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, load_op, stand_ins
-from kvbench.errors import KvbenchError
-from kvbench.text import counted
+from kvbench.ground.errors import KvbenchError
+from kvbench.ground.text import counted
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses

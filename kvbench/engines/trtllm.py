@@ -5,7 +5,7 @@ from typing import Final
 from kvbench.cells.facts import HostMemory
 from kvbench.cells.installed import Engine
 from kvbench.cells.units import rough_size
-from kvbench.text import counted
+from kvbench.ground.text import counted
 
 
 def _pool(host: HostMemory) -> str:

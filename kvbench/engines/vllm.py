@@ -22,7 +22,7 @@ from kvbench.cells.installed import Engine, Values
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
 from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path, load_op
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses, SwapMemory

@@ -16,10 +16,10 @@ import numpy as np
 from kvbench.analysis.compare import MIN_PAIRS, Floats, Verdict, middle_of, paired_interval, verdict_of
 from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, FEW_PAIRS, GATE, INLINE, UPPER_HALF
 from kvbench.cells.cell import AXES, Cell, command_of
-from kvbench.errors import ExitCode
 from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, few, without_slot_bias
+from kvbench.ground.errors import ExitCode
+from kvbench.ground.text import counted
 from kvbench.results.columns import NO_FIGURE
-from kvbench.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from kvbench.errors import UsageError
-from kvbench.files import or_usage_error, write_whole
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Kind, Row
 from kvbench.gate.rules import RulesReport
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import or_usage_error, write_whole
+from kvbench.ground.text import counted, folded
 from kvbench.report.markdown import bullets, code, escape, table
-from kvbench.text import counted, folded
 
 # From this ratio on, a factor is easier to read than a percentage.
 _MANY_TIMES: Final = 3.0

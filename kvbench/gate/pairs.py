@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvbench.analysis.compare import MAD_TO_SIGMA, OUTLIER_SIGMAS, Floats, interval_rank, middle_of
 from kvbench.cells.cell import AXES, Cell
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.results import Control, Failure, Run, Visit
 from kvbench.results.outcomes import NOT_VERIFIED, by_cell, cost_of
 from kvbench.results.schema import Disturbance, EffectivePath

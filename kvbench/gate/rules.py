@@ -19,13 +19,13 @@ from kvbench.analysis.curves import MIN_HEIGHT, find_cliff
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.units import format_size
-from kvbench.errors import ExitCode, MismatchError, UsageError, brief
-from kvbench.files import read_toml, shipped_folder
 from kvbench.gate.judgement import GateVerdict, Row, worst
+from kvbench.ground.errors import ExitCode, MismatchError, UsageError, brief
+from kvbench.ground.files import read_toml, shipped_folder
+from kvbench.ground.text import NAME_PATTERN, check_keys, convert, hint, located
 from kvbench.results import Run
 from kvbench.results.columns import TIMES
 from kvbench.results.outcomes import NOT_VERIFIED, Outcome
-from kvbench.text import NAME_PATTERN, check_keys, convert, hint, located
 
 _SHARE: Final = "ceiling_share"
 # Of cells beside a step: its quantities, and the fields of a visit's cost. Those in ms for each GB can be 0 or less, so

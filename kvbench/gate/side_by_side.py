@@ -22,10 +22,11 @@ import numpy as np
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
-from kvbench.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
-from kvbench.files import or_usage_error
 from kvbench.gate.judgement import PLAN, Judgement, judge
 from kvbench.gate.pairs import BASE, CAND, about_backends, few, pair, partners
+from kvbench.ground.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
+from kvbench.ground.files import or_usage_error
+from kvbench.ground.text import counted, located, printable
 from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.results.schema import PLUG_INS, machine_differences
 from kvbench.run.execution import Execution, Observer, Progress, ReportedFailures, ended_by
@@ -35,7 +36,6 @@ from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.plan import Plan, PlannedVisit, asked_for, expand
 from kvbench.sweep.spec import Limits, SweepSpec
-from kvbench.text import counted, located, printable
 
 FORMS: Final = "write env:PATH (a virtual environment or its python), backend:NAME, or here (this environment)"
 _PROBE_S: Final = 120.0

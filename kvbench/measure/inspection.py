@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from kvbench.engine import nvrtc
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.machine.doctor import Component, EngineReport
 
 _PINNED_BYTES: Final = 1 << 16

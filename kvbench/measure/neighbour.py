@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, Event, MemoryKind, Stream
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.models.steps import BATCH, USUAL, StepSizes
 from kvbench.run.protocol import START_ROWS, Start
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from kvbench.backends.base import Backend, PreparedSwap
 from kvbench.cells.cell import Cell
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout
 from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, create_swap

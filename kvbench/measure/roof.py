@@ -29,7 +29,7 @@ from kvbench.cells.facts import CEILING_BYTES, SM, TRITON
 from kvbench.cells.units import KIB
 from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Device, Queue, Swap, per_block
 from kvbench.engine.nvrtc import cached_cubin
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.workload import Workload

@@ -33,7 +33,7 @@ from kvbench.engine.device import (
     resolve_device,
 )
 from kvbench.engine.nvrtc import kernel_texts
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.machine.placement import far_pages, stay_near
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu

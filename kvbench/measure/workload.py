@@ -24,7 +24,7 @@ from kvbench.engine.device import (
     unregister_pages,
     write_words,
 )
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.measure.layout import Layout, stacked
 
 # A pool at rest holds the words of its side's seed, which differ at every place. This detects every byte that did not

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import shown
 from kvbench.models.fields import MOST_LAYERS, Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
 from kvbench.models.geometry import CachePart
 from kvbench.models.rows import (
@@ -37,7 +38,6 @@ from kvbench.models.states import (
     mamba2_state,
     state_of,
 )
-from kvbench.text import shown
 
 _DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from kvbench.errors import UsageError
-from kvbench.text import convert, shown
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import convert, shown
 
 Table = Mapping[str, object]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]

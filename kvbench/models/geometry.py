@@ -19,8 +19,8 @@ from msgspec.structs import replace as replace_fields
 
 from kvbench.cells.cell import AXES
 from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, unfit_sides
-from kvbench.errors import UsageError
-from kvbench.text import NAME_PATTERN, Line, convert, counted, located
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import NAME_PATTERN, Line, convert, counted, located
 
 # The axes that a model sets.
 MODEL_AXES: Final = ("blocks", "block_size", "pattern", "host_pattern")

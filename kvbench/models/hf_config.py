@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from kvbench.errors import UsageError
-from kvbench.files import read_as
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_as
+from kvbench.ground.text import NAME_PATTERN, counted, located, name_of, printable_tree, short, shown
 from kvbench.models.families import is_plain, layers_of
 from kvbench.models.fields import NUMBERS, FieldError, Fields, Table, changed_by, head_size, kv_heads, layer_count
 from kvbench.models.geometry import KvDtype, LayerGroup, Model
 from kvbench.models.rows import Cache, Layers
-from kvbench.text import NAME_PATTERN, counted, located, name_of, printable_tree, short, shown
 
 # A table of the quantized layers makes some files several MiB long.
 MOST_BYTES: Final = 2**24

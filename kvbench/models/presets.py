@@ -7,8 +7,9 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from kvbench.errors import UsageError
-from kvbench.files import read_toml, shipped_folder
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_toml, shipped_folder
+from kvbench.ground.text import check_keys, convert, hint, located, name_of, shown
 from kvbench.models.families import NO_DRAFT
 from kvbench.models.fields import MOST_LAYERS
 from kvbench.models.geometry import (
@@ -27,7 +28,6 @@ from kvbench.models.geometry import (
 from kvbench.models.hf_config import grouped, labelled, model_of, read_config_json
 from kvbench.models.rows import Cache
 from kvbench.models.steps import StepSizes, step_sizes
-from kvbench.text import check_keys, convert, hint, located, name_of, shown
 
 USUAL_TOKENS: Final = 2048
 

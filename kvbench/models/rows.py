@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
+from kvbench.ground.text import shown
 from kvbench.models.fields import Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
 from kvbench.models.geometry import CachePart
-from kvbench.text import shown
 
 _WORD_OF_LAYER: Final[Mapping[object, str]] = {
     "full_attention": "full", "attention": "full", "global": "full", "global_attention": "full", "*": "full",

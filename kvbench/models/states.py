@@ -9,10 +9,10 @@ from typing import Annotated, Final
 
 import msgspec
 
+from kvbench.ground.text import shown
 from kvbench.models.fields import FieldError, Fields, NoneOrMore, layer_count
 from kvbench.models.geometry import CachePart
 from kvbench.models.rows import Cache, Layers, kinds_of, latent, usual_rows
-from kvbench.text import shown
 
 _IN_TABLE: Final = "num_heads head_dim short_conv_kernel_size"
 # The fields that list the kinds of layers.

@@ -5,10 +5,10 @@ from typing import Final
 
 import msgspec
 
-from kvbench.files import read_toml, shipped_folder
+from kvbench.ground.files import read_toml, shipped_folder
+from kvbench.ground.text import name_of
 from kvbench.models.geometry import Name, Whole
 from kvbench.models.hf_config import levels_of, object_in
-from kvbench.text import name_of
 
 # Sequences of a decode step, the tokens that each attends to, and bytes of an element.
 BATCH, CONTEXT = 16, 2048

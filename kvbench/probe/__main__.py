@@ -10,7 +10,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.faults import parse_faults
 from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.machine.probes import identity
 from kvbench.probe.common import HEALTH, ZERO, ProbeFinding, Unanswered
 from kvbench.probe.path import confidential, count, engine, inline, order

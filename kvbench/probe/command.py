@@ -12,9 +12,9 @@ import typer
 
 from kvbench.cells.facts import device_named
 from kvbench.cli.options import version_line
-from kvbench.errors import ExitCode, UsageError, brief
+from kvbench.ground.errors import ExitCode, UsageError, brief
+from kvbench.ground.text import hint
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
-from kvbench.text import hint
 
 MARKDOWN_FILE: Final = "probe.md"
 JSON_FILE: Final = "probe.json"

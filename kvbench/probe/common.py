@@ -6,8 +6,8 @@ from typing import Final
 
 import msgspec
 
+from kvbench.ground.text import short
 from kvbench.run.worker_process import Interpreter, LostError, Supervised
-from kvbench.text import short
 
 # Name of each probe -> its question.
 PROBES: Final = {

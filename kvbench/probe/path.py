@@ -11,7 +11,7 @@ from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES
 from kvbench.cells.units import KIB, MIB, size_text
 from kvbench.engine.device import DIRECTIONS, Buffer, Event, MemoryKind, Stream, copy
 from kvbench.engine.nvrtc import cached_cubin
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.machine.probes import identity
 from kvbench.machine.sources import Sources, open_machine, reason_of
 from kvbench.probe.common import ProbeFinding, Unanswered

@@ -18,7 +18,8 @@ from kvbench.analysis.margins import IN_TURN, WIDE
 from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.installed import ENGINES_SECTION
 from kvbench.cells.units import two_digits
-from kvbench.files import or_usage_error, write_whole
+from kvbench.ground.files import or_usage_error, write_whole
+from kvbench.ground.text import short
 from kvbench.report import document, model
 from kvbench.report.faults import HOST_COPIES, unsteady, warnings_of, worst_faults
 from kvbench.report.model import Chapter, Code, DataTable, Part, PartOrReason, Report, Section, Span, Strong, Text
@@ -54,7 +55,6 @@ from kvbench.report.view import (
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
-from kvbench.text import short
 from kvbench.tune.candidates import origin_of
 from kvbench.tune.text import origin_lines, trace_text
 

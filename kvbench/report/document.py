@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
+from kvbench.ground.text import short
 from kvbench.report import markdown
 from kvbench.report.model import Chapter, Code, DataTable, Once, Report, Section, Strong, Text, plain, short_of, spans
 from kvbench.report.tables import chance_note
-from kvbench.text import short
 
 TITLE: Final = "KV-block swaps between host and GPU"
 LEFT_OUT: Final = "Not covered: requests, ROCm, XPU, disks, networks."

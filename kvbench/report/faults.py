@@ -6,9 +6,9 @@ from typing import Any, Final
 import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, Visits
+from kvbench.ground.text import short
 from kvbench.report.numbers import noun
 from kvbench.results import Run
-from kvbench.text import short
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
 MOVED: Final = "other work probably disturbed the results"

@@ -10,11 +10,11 @@ import msgspec
 
 from kvbench.cells.facts import PER_BLOCK, SM
 from kvbench.cells.units import size_text
-from kvbench.errors import UsageError
-from kvbench.files import read_as, read_capped
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_as, read_capped
+from kvbench.ground.text import convert, located, printable_tree
 from kvbench.report.health import Health, Reached
 from kvbench.results.between_runs import LARGE_FROM_BYTES, kind_of, spread_between
-from kvbench.text import convert, located, printable_tree
 
 _MOST_BYTES: Final = 1 << 20
 # The least that can tell which host stands out: of two that differ, neither does.

@@ -18,7 +18,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.units import size_text
-from kvbench.files import shipped_folder
+from kvbench.ground.files import shipped_folder
 from kvbench.machine.doctor import Check, Status
 from kvbench.report.faults import faults_of
 from kvbench.results import Run

@@ -12,13 +12,13 @@ from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.token import Token
 
+from kvbench.ground.text import short
 from kvbench.report import markdown
 from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.tables import name_of
 from kvbench.report.view import View, is_measured
 from kvbench.results.outcomes import Outcome
-from kvbench.text import short
 
 CELL_HEADER: Final = (
     "Run", "Backend", "Dir", "Stream", "Blocks", "Block size", "GB/s", "Quartiles", "Share of the ceiling", "Time, us",

@@ -10,12 +10,12 @@ from kvbench.analysis.compare import CONFIDENCE, MIN_PAIRS, Comparison, Verdict,
 from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
+from kvbench.ground.text import counted, ends, short
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, with_interval
 from kvbench.report.view import Pinned, View, is_measured
 from kvbench.results.outcomes import BETWEEN, CHAIN_TIME, Outcome
-from kvbench.text import counted, ends, short
 
 Clock = str | tuple[str, ...]
 # What the figures of a stream state, or a time, include.

@@ -18,10 +18,10 @@ from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import AXES, SwapShape, axes_of
 from kvbench.cells.facts import FLOORS
+from kvbench.ground.text import short
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
 from kvbench.results.outcomes import BETWEEN, Outcome
-from kvbench.text import short
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import msgspec
 
 from kvbench.analysis.margins import Margin
-from kvbench.files import shipped_folder
+from kvbench.ground.files import shipped_folder
 
 FILE: Final = "between_runs.json"
 # Calls dominate the time of smaller swaps.

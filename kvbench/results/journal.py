@@ -18,10 +18,10 @@ from typing import Final
 
 import msgspec
 
-from kvbench.errors import RunDirectoryError, StorageError, UsageError
-from kvbench.files import raise_if_no_room
+from kvbench.ground.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.ground.files import raise_if_no_room
+from kvbench.ground.text import printable, printable_tree
 from kvbench.results.schema import CellRecord, Record, Retry
-from kvbench.text import printable, printable_tree
 
 _SEAL: Final = b',"crc":"%08x"}\n'
 _SEAL_BYTES: Final = len(_SEAL % 0)

@@ -21,12 +21,12 @@ import msgspec
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.errors import RunDirectoryError, StorageError, UsageError, brief
-from kvbench.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
+from kvbench.ground.errors import RunDirectoryError, StorageError, UsageError, brief
+from kvbench.ground.files import open_regular, raise_if_no_room, read_capped, sync_folder, write_whole
+from kvbench.ground.text import check_keys, printable, printable_tree, short
 from kvbench.results.attempts import Ceilings, visits_that_count
 from kvbench.results.journal import MAX_JOURNAL_BYTES, MAX_LINE_BYTES, JournalWriter, Position, read_lines
 from kvbench.results.schema import SCHEMA, Ceiling, Failure, Record, Retry, RunInfo, RunStatus, Visit
-from kvbench.text import check_keys, printable, printable_tree, short
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,8 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import region_bytes
 from kvbench.cells.cell import Cell, command_of
 from kvbench.cells.facts import AUTO, CEILING_BYTES, CEILING_SAMPLES, SM
-from kvbench.errors import ExitCode, KvbenchError, StorageError, UsageError
+from kvbench.ground.errors import ExitCode, KvbenchError, StorageError, UsageError
+from kvbench.ground.text import counted
 from kvbench.machine.probes import XidErrors, observe
 from kvbench.results import Ceiling, Control, Failure, Note, Record, RunWriter, Skip, Visit, load_run
 from kvbench.results.attempts import Ceilings
@@ -26,7 +27,6 @@ from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCells, MeasureCo
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, by_package, visits, with_arms
 from kvbench.sweep.spec import OF_TRACE, SweepSpec, submissions, visit_deadline_s
-from kvbench.text import counted
 
 
 class Progress:

@@ -8,7 +8,7 @@ from typing import Final
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.installed import Installed
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.spec import SweepSpec
 

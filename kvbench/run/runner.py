@@ -17,8 +17,9 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
 from kvbench.cells.installed import installed
 from kvbench.cells.policy import NO_POLICY
-from kvbench.errors import MismatchError, UsageError
-from kvbench.files import commit
+from kvbench.ground.errors import MismatchError, UsageError
+from kvbench.ground.files import commit
+from kvbench.ground.text import convert, shown
 from kvbench.machine.doctor import EngineReport
 from kvbench.machine.probes import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
@@ -30,7 +31,6 @@ from kvbench.run.ranks import Rank, RankSlot
 from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.plan import Plan, asked_for, expand
 from kvbench.sweep.spec import SweepSpec
-from kvbench.text import convert, shown
 
 _MOST_FIELDS: Final = 4
 _LIBRARIES: Final = {"torch", "triton"}

@@ -13,8 +13,8 @@ import msgspec
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.installed import Installed
-from kvbench.errors import UsageError
-from kvbench.files import or_usage_error
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
 from kvbench.run.execution import Execution, Observer, Progress, SweepEnd
 from kvbench.run.protocol import START_ROWS, MeasureCells, Opened, Request, Start

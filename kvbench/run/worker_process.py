@@ -20,7 +20,7 @@ from kvbench.cells.axes import HARDWARE_QUEUES
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.cells.installed import Installed
-from kvbench.errors import ExitCode, KvbenchError, UsageError
+from kvbench.ground.errors import ExitCode, KvbenchError, UsageError
 from kvbench.results.schema import Failure, FailureKind, Visit
 from kvbench.run import protocol
 from kvbench.sweep.plan import memories_of

@@ -9,9 +9,9 @@ from kvbench.cells.blocks import LAYERS_OF_8B, LAYERS_OF_70B, misfit, opposite_o
 from kvbench.cells.cell import AXES, EQUAL, Cell
 from kvbench.cells.facts import CEILING_BYTES, BackendFacts, DeviceFacts
 from kvbench.cells.units import KIB, format_size, rough_size
+from kvbench.ground.text import counted
 from kvbench.models.steps import USUAL
 from kvbench.sweep.spec import Sampling, SweepSpec, submissions
-from kvbench.text import counted
 
 ALL_SMS: Final = 0
 DESCRIPTOR_BYTES: Final = 24

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 from kvbench.cells.axes import Axis, on_off
 from kvbench.cells.cell import AXES
 from kvbench.cells.filter import SWAP_BYTES, Filter
-from kvbench.errors import UsageError
-from kvbench.files import read_toml, shipped_folder
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_toml, shipped_folder
+from kvbench.ground.text import Line, check_keys, convert, hint, located, name_of, shown
 from kvbench.models.geometry import MODEL_AXES
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.spec import LIMITS, DeviceName, InTurnAxis, Limits, Sampling, Seed, SweepSpec, read_memory
-from kvbench.text import Line, check_keys, convert, hint, located, name_of, shown
 
 _RawAxes = dict[str, Any]
 

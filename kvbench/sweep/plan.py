@@ -13,7 +13,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, plug_ins_of, with_usual
 from kvbench.cells.filter import Filter, refusal
 from kvbench.cells.installed import Installed, installed, unknown_backend
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
 

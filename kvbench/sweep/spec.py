@@ -14,10 +14,10 @@ from kvbench.cells.filter import Filter, parse_filters
 from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
 from kvbench.cells.policy import Policy
 from kvbench.cells.units import format_size, parse_size
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
+from kvbench.ground.text import NAME_PATTERN, Line, check_keys, convert, located, shown
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.models.steps import StepSizes
-from kvbench.text import NAME_PATTERN, Line, check_keys, convert, located, shown
 
 MOST_SWAPS: Final = 10_000
 SIDES: Final = {"h2d": "Loads (h2d)", "d2h": "Stores (d2h)"}

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvbench.cells.axes import Direction
-from kvbench.errors import UsageError, brief
-from kvbench.files import open_regular, or_usage_error, raise_if_no_room
+from kvbench.ground.errors import UsageError, brief
+from kvbench.ground.files import open_regular, or_usage_error, raise_if_no_room
+from kvbench.ground.text import convert, printable, short
 from kvbench.sweep.spec import Replay, SwapsOf
-from kvbench.text import convert, printable, short
 
 # A request of ten million tokens in blocks of 16 tokens fits into a line.
 MOST_LINE_BYTES: Final = 8 << 20

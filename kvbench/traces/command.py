@@ -10,10 +10,10 @@ import typer
 
 from kvbench.cells.units import parse_size
 from kvbench.cli.options import NO_OPTIONS, FromStruct, print_rows, with_struct_options
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import convert, counted, printable
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.spec import SIDES
-from kvbench.text import convert, counted, printable
 from kvbench.traces.requests import MOST_HASH_TOKENS, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import Allocator, CacheSettings
 

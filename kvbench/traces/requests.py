@@ -15,9 +15,9 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import convert, located, printable, short, shown
 from kvbench.sweep.swap_file import MOST_LINE_BYTES, lines_of
-from kvbench.text import convert, located, printable, short, shown
 
 MOST_TOKENS: Final = 10_000_000
 MOST_IDS: Final = 1 << 27

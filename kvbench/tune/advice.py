@@ -1,16 +1,20 @@
-"""The record of an answer: all that text, JSON, a policy and a report say of runs, made from the runs once."""
+"""The record of an answer, made from runs once: all that text, JSON and a report say; and the policy that it makes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import chain
+from typing import Final, NamedTuple
 
-from kvbench.cells.axes import Situation
-from kvbench.cells.policy import Choice
-from kvbench.errors import UsageError
+from kvbench.cells.axes import Direction, Situation
+from kvbench.cells.cell import SwapKind
+from kvbench.cells.policy import Choice, Policy, Table
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import MAX_LINE
 from kvbench.results import Run
 from kvbench.tune.answer import NOTHING_ALONE, Alone, answer_alone
 from kvbench.tune.candidates import Origin, origin_of, tried
 from kvbench.tune.planner import ModelAnswers, answer_models
+from kvbench.tune.rule import RulePart
 from kvbench.tune.situations import Answer, Evidence, Question, measured_beside, not_measured
 
 
@@ -46,3 +50,65 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
     sizes = sorted({arm.cell.block_bytes for arms in beside.values() for arm in arms})
     by_size = {size: evidence.answers(replace(question, block_bytes=size)) for size in sizes}
     return Advice(origin, question, alone, answers, by_size, answer_models(runs, question, keep, alone.rule, answers))
+
+
+# The number of blocks of a table whose choices do not depend on it.
+_ANY_BLOCKS: Final = 1024
+
+
+def policy_of(advice: Advice) -> Policy:
+    """The policy of an answer with its origin; raises UsageError without a choice."""
+    origin = advice.origin
+    device, driver = origin.machine
+    newest = max(origin.runs, key=lambda run: run.created)
+    tables = (*(_by_state(kind, parts) for kind, parts in advice.alone.rule.parts.items()), *_beside(advice))
+    if not tables:
+        raise UsageError("--policy: there is nothing to write: no situation that was asked for has an answer")
+    choices = chain.from_iterable(chain.from_iterable(table.choices for table in tables))
+    paced = any(Choice.parse(text).share for text in choices if text)
+    return Policy(
+        device=device,
+        driver=driver,
+        identity_hash=newest.identity_hash[:MAX_LINE],
+        made=newest.created[:MAX_LINE],
+        workload=origin.workload,
+        ceiling_gbps={direction: round(gbps, 2) for direction, gbps in origin.ceilings_gbps.items()} if paced else {},
+        runs=tuple(" ".join(run.command)[:MAX_LINE] for run in origin.runs),
+        tables=tables,
+    )
+
+
+def _by_state(kind: SwapKind, parts: Sequence[RulePart]) -> Table:
+    """The table of a kind: a row for each size where a part ends or begins, a column for each such number."""
+    sizes = sorted({end for part in parts for end in part.sizes if end}) or [parts[0].shapes[0].shape.block_bytes]
+    counts = sorted({end for part in parts for end in part.blocks if end}) or [_ANY_BLOCKS]
+
+    def choice_at(block_bytes: int, blocks: int) -> str:
+        return str(next(part.choice for part in parts if part.serves(block_bytes, blocks)))
+
+    return Table(
+        direction=kind.direction,
+        stream_state=kind.stream_state,
+        block_bytes=tuple(sizes),
+        blocks=tuple(counts),
+        choices=tuple(tuple(choice_at(size, count) for count in counts) for size in sizes),
+    )
+
+
+def _beside(advice: Advice) -> Iterator[Table]:
+    """Yield a table for each direction and step that swaps were measured beside, with a row for each block size that
+    was measured there and has a choice, the sizes ascending.
+    """
+    by_situation: dict[tuple[Direction, Situation], dict[int, Choice]] = {}
+    for size, answers in advice.by_size.items():
+        for answer in answers:
+            if answer.use and answer.situation is not Situation.ALONE and answer.block_bytes == size:
+                by_situation.setdefault((answer.direction, answer.situation), {})[size] = answer.use.choice
+    for (direction, situation), choices in by_situation.items():
+        yield Table(
+            direction=direction,
+            beside=situation,
+            block_bytes=tuple(choices),
+            blocks=(_ANY_BLOCKS,),
+            choices=tuple((str(choice),) for choice in choices.values()),
+        )

@@ -34,11 +34,11 @@ from kvbench.cells.installed import engines
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import WORKLOAD_AXES, Choice
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import MAX_LINE, a_stream, printable
 from kvbench.results import Run, RunInfo, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
-from kvbench.text import MAX_LINE, a_stream, printable
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)

@@ -13,9 +13,9 @@ from kvbench.cells.axes import Neighbour, Situation, StreamState
 from kvbench.cells.facts import EngineSetting
 from kvbench.cells.installed import Engine, Values, engines
 from kvbench.cells.units import size_text
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import counted, ends, wrapped
 from kvbench.results import Run
-from kvbench.text import counted, ends, wrapped
 from kvbench.tune.answer import taken
 from kvbench.tune.candidates import Measured, origin_of
 from kvbench.tune.rule import fastest

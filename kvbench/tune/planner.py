@@ -13,7 +13,7 @@ from kvbench.analysis.compare import Floats
 from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
 from kvbench.cells.cell import AXES, SwapKind
 from kvbench.cells.policy import Choice
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
 from kvbench.results import Run
 from kvbench.tune.candidates import Measured, shapes_of

@@ -24,7 +24,7 @@ from kvbench.cells.installed import engines, of_engine
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Visit
 from kvbench.sweep.config import find_config, load_config

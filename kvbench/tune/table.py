@@ -9,8 +9,8 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.units import size_text
+from kvbench.ground.text import ends
 from kvbench.models.steps import BATCH
-from kvbench.text import ends
 from kvbench.tune.advice import Advice
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
 from kvbench.tune.situations import GENTLE, Answer, InLayout, Method

@@ -18,10 +18,10 @@ from kvbench.cells.installed import Engine, engines
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
+from kvbench.ground.text import counted, ends, printable, short
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import RunInfo
 from kvbench.sweep.spec import SIDES
-from kvbench.text import counted, ends, printable, short
 from kvbench.tune.advice import Advice
 from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, shipped_choice, typical_shapes
 from kvbench.tune.candidates import Measured, Origin

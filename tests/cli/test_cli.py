@@ -15,7 +15,7 @@ from kvbench.cells.cell import AXES
 from kvbench.cli import main
 from kvbench.cli.main import run
 from kvbench.cli.options import fraction_of
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.sweep.config import shipped_configs
 from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, succeeds, tiny
 

@@ -14,8 +14,8 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cli import gate, listing, main, progress
 from kvbench.cli.sweep import end_on_signals
-from kvbench.errors import ExitCode
 from kvbench.gate import side_by_side
+from kvbench.ground.errors import ExitCode
 from tests import synthetic
 from tests.command import BRIEF, KVBENCH, error_line, kvbench, kvbench_here, only_line, refused, succeeds, tiny
 

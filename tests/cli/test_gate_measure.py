@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvbench.errors import ExitCode
+from kvbench.ground.errors import ExitCode
+from kvbench.ground.text import LOG_COLUMNS
 from kvbench.results import Control, Note, Visit, load_run
 from kvbench.run.worker_process import WorkerSlot
-from kvbench.text import LOG_COLUMNS
 from tests.command import TIMEOUT_S, Done, kvbench_here, kvbench_started, with_times
 from tests.synthetic import ceilings, rounds, write_run
 from tests.unit.backends.test_plugin import install

@@ -22,7 +22,7 @@ import pytest
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import count_cuda_devices
-from kvbench.errors import ExitCode
+from kvbench.ground.errors import ExitCode
 from kvbench.run import runner
 from tests import synthetic
 from tests.command import BRIEF, kvbench_here, succeeds, tiny

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.results import load_run
 from kvbench.run.ranks import Rank, rank_of
 from tests.command import BRIEF, interruptible, refused, succeeds, tiny

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from kvbench.cells.axes import Direction, ListPlace, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
-from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.ground.errors import RunDirectoryError, UsageError
 from kvbench.results import Ceiling
 from tests import synthetic
 from tests.command import BRIEF, output, swept, tiny

@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 
 from kvbench.cells.cell import AXES
+from kvbench.ground.text import LOG_COLUMNS
 from kvbench.results import COLUMNS, Note, Visit, load_run
 from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import identity_hash
-from kvbench.text import LOG_COLUMNS
 from tests.command import (
     BRIEF,
     HOT,

@@ -8,13 +8,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
+from kvbench.ground.text import ends
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.markdown import anchor
 from kvbench.report.model import Chapter, plain
 from kvbench.report.numbers import TIMES, count, figure
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
-from kvbench.text import ends
 from reports.cards import cards, run_folders
 from tests.docs.markup import table
 

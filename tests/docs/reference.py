@@ -14,13 +14,13 @@ from kvbench.cells.installed import Installed, installed
 from kvbench.cells.installed import engines as known_engines
 from kvbench.cli.sweep import WhereOptions
 from kvbench.gate.rules import KEYS
+from kvbench.ground.text import meaning
 from kvbench.models.presets import ModelChoice
 from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.spec import LIMITS
-from kvbench.text import meaning
 from tests.docs.markup import code, table
 from tests.gate_rates import FILE, rates, read
 

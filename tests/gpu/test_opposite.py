@@ -11,7 +11,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cli.main import app
 from kvbench.engine.device import Device
-from kvbench.errors import ExitCode
+from kvbench.ground.errors import ExitCode
 from kvbench.measure.bench import Bench
 from kvbench.sweep.spec import Sampling
 from tests.visits import bench_of, load_backends, measure

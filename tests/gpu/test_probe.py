@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvbench.engine.device import Device
-from kvbench.errors import ExitCode
+from kvbench.ground.errors import ExitCode
 from kvbench.probe.command import exit_code
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
 from tests.command import workers_of

@@ -20,7 +20,7 @@ from kvbench.cells.faults import Fault, FaultPlan
 from kvbench.cells.policy import Policy, Table
 from kvbench.copy import BlockCopier
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, EngineError, MemoryKind, Stream, copier_swap, open_device
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from tests.gates import Gate, in_threads
 from tests.swaps import MixedSwap, always, mixed_swap
 

@@ -18,9 +18,9 @@ import typer.main
 
 from kvbench.cells.policy import load_policy
 from kvbench.cli.main import app
-from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.rules import check_rules, load_rules, shipped_rules
+from kvbench.ground.errors import ExitCode
 from kvbench.results import load_run
 from kvbench.sweep.config import load_config
 from reports import cards

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import StorageError, UsageError
-from kvbench.files import write_output, write_whole
+from kvbench.ground.errors import StorageError, UsageError
+from kvbench.ground.files import write_output, write_whole
 from kvbench.results import RunWriter
 from tests import synthetic
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbench import __version__
-from kvbench.files import commit
+from kvbench.ground.files import commit
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = (ROOT / "constraints.txt").read_text().splitlines()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.text import longest_word, wrapped
+from kvbench.ground.text import longest_word, wrapped
 
 
 @pytest.mark.parametrize(

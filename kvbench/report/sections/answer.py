@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Final
 
 from kvbench.cells.installed import of_engine
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
 from kvbench.report.tables import (

@@ -19,6 +19,7 @@ from kvbench.cells.blocks import is_whole
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.units import KIB, two_digits
+from kvbench.ground.text import ends
 from kvbench.report import model
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, is_wide, noun, with_interval
@@ -38,7 +39,6 @@ from kvbench.report.tables import (
 from kvbench.report.view import DIRECTIONS, View, grouped, is_measured
 from kvbench.results import Beside
 from kvbench.results.outcomes import Cost, Outcome, over_starts, slowdown_of
-from kvbench.text import ends
 
 # GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)

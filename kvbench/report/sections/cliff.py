@@ -12,6 +12,7 @@ from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
+from kvbench.ground.text import a_stream, ends
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, where
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
@@ -31,7 +32,6 @@ from kvbench.report.tables import (
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.results.schema import EffectivePath
-from kvbench.text import a_stream, ends
 
 GBPS: Final = PlotAxis("GB/s")
 _MOST_COUNTS: Final = 4  # as many as the pull request's table has; more lines of one colour are not told apart

@@ -12,6 +12,7 @@ from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, INLINE, between_
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import Cell, axes_of
 from kvbench.cells.units import two_digits
+from kvbench.ground.text import ends, short
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import INCLUDES, axis_text, clock_of, host_mark, main_path, name_of
@@ -20,7 +21,6 @@ from kvbench.results import Scalar
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import Outcome
 from kvbench.results.schema import EffectivePath, differing
-from kvbench.text import ends, short
 
 _BESIDE: Final = axes_of(Role.BESIDE)
 _MOST_ROWS: Final = 40  # worst first; summary.csv of each run has the others

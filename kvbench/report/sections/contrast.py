@@ -19,6 +19,7 @@ from kvbench.analysis.compare import Comparison, Verdict, Visits, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED
+from kvbench.ground.text import a_stream, ends
 from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
@@ -37,7 +38,6 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
-from kvbench.text import a_stream, ends
 
 Line = Mapping[str, Outcome]  # by arm
 Value = Callable[[Cell], Any]

@@ -11,7 +11,7 @@ from kvbench.analysis.compare import Verdict, median_interval
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import AT_ONCE
 from kvbench.cells.cell import Cell
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure

@@ -6,11 +6,11 @@ from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.units import KIB
+from kvbench.ground.text import ends
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.view import View, grouped
 from kvbench.results.roofs import Reached, reached
-from kvbench.text import ends
 
 _NEEDED: Final = "it needs a run on a GPU whose blocks are scattered over 1 GiB or more"
 _CLOCK: Final = Once("All SMs; execution times by CUDA events: a long swap less a short one. ")

@@ -12,7 +12,7 @@ from kvbench.cells.facts import BATCHED, method_label
 from kvbench.cells.installed import of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB, gigabytes_per_second
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.report.curves import curves_of
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, with_interval

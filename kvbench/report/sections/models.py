@@ -10,7 +10,8 @@ from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, PER_BLOCK
 from kvbench.cells.units import two_digits
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import short
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS, notes_of
 from kvbench.report.cells import cells_of, grid_of, measured, outcomes_in, where
@@ -29,7 +30,6 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import AS_ENGINES, DIRECTIONS, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome
-from kvbench.text import short
 
 if TYPE_CHECKING:
     import pandas as pd

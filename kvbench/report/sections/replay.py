@@ -13,6 +13,7 @@ from kvbench.cells.blocks import TRACE
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.installed import of_engine
 from kvbench.cells.units import gigabytes_per_second, two_digits
+from kvbench.ground.text import ends
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, measured_table, method_of
@@ -20,7 +21,6 @@ from kvbench.report.view import DIRECTIONS, View, grouped
 from kvbench.results import Visit
 from kvbench.results.outcomes import Outcome, by_cell
 from kvbench.sweep.spec import SIDES
-from kvbench.text import ends
 from kvbench.tune.text import trace_text
 
 _NOTE: Final = (

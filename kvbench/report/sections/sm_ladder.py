@@ -15,7 +15,8 @@ from kvbench.cells.axes import Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM
 from kvbench.cells.installed import engines
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import ends
 from kvbench.report import model
 from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
@@ -25,7 +26,6 @@ from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, name_of, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome
-from kvbench.text import ends
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import export
 

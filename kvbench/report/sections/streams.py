@@ -13,6 +13,7 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
+from kvbench.ground.text import a_stream
 from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
@@ -21,7 +22,6 @@ from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds, name_of, swap_text
 from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View, grouped
 from kvbench.results.outcomes import Outcome
-from kvbench.text import a_stream
 
 _swap_us: Final = microseconds("swap_us")
 _caller_us: Final = microseconds("caller_us")

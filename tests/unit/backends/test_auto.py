@@ -24,8 +24,8 @@ from kvbench.cells.installed import of_engine
 from kvbench.cells.pattern import AS_PATTERN, Pattern
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
+from kvbench.ground.text import convert
 from kvbench.results import Control, Note, Visit, load_run
-from kvbench.text import convert
 from kvbench.tune.candidates import Measured, shapes_of
 from kvbench.tune.rule import fastest
 from tests.command import BRIEF, records, refused, succeeds, swept, tiny

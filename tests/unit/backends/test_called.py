@@ -11,7 +11,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.faults import Fault
 from kvbench.cells.policy import Choice
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.measure.bench import Bench
 from kvbench.measure.workload import VerificationError
 from kvbench.results import load_run

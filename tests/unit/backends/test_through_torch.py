@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvbench.backends import through_torch
 from kvbench.backends.through_torch import TorchGather, TorchStream, ids_of_rows, pools_of
 from kvbench.engine.device import SwapMemory
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 
 KERNEL_STARTS, HOST_START = ((1 << 47) + 16, 1 << 45), 1 << 40
 

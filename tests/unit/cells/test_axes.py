@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction, Memory, Neighbour, Order, Situation
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from tests.refusals import refused_with
 from tests.strategies import AXIS_VALUES, cells
 

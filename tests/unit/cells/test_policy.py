@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.policy import Choice, Policy, Table, load_policy
+from kvbench.ground.text import convert
 from kvbench.sweep.spec import SweepSpec
-from kvbench.text import convert
 from tests.refusals import refused_with
 
 H2D, D2H, IDLE, BUSY = Direction.H2D, Direction.D2H, StreamState.IDLE, StreamState.BUSY

@@ -33,7 +33,7 @@ from kvbench.engine.device import (
     open_device,
     per_block,
 )
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from tests.gates import Gate, let_another_work, work_for
 from tests.swaps import POISON, mixed_swap, run_and_compare
 

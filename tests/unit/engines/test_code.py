@@ -10,7 +10,7 @@ from kvbench.backends.base import facts_of
 from kvbench.cells.facts import DeviceFacts
 from kvbench.engines.code import EngineCode, _error_of
 from kvbench.engines.vllm import load_wrapper
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from tests.command import succeeds
 
 GPU = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 1 << 40, 1 << 40, "cuMemcpyBatchAsync", 227 << 10)

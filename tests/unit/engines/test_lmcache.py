@@ -15,7 +15,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Addresses, SwapMemory
 from kvbench.engines import lmcache
 from kvbench.engines.lmcache import LmCache, check
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 
 # Rows of 2 tensors: 3 chunks of 4 blocks on the host, the same ids in both tensors on the GPU.
 CHUNKS = np.add.outer([0, 4], np.add.outer([40, 8, 80], np.arange(4))).astype(np.uint64)

@@ -18,7 +18,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engines import sglang, vllm
 from kvbench.engines.sglang import TokenPages, base_of, ids_of, row_of
 from kvbench.engines.vllm import Rows, built
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.measure.layout import lay_out
 
 

@@ -11,9 +11,9 @@ import pytest
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.errors import ExitCode
 from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row, judge
 from kvbench.gate.outputs import message, name_of_row
+from kvbench.ground.errors import ExitCode
 from kvbench.results import Control, Record, Run, Visit
 from tests.synthetic import beside, failure, skip, with_samples
 from tests.unit.gate.gated import CELLS, DIRECTIONS, Side, compared, judge_runs, made, paired

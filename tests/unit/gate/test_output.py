@@ -13,7 +13,7 @@ from kvbench.gate import outputs
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Row
 from kvbench.gate.outputs import Destinations, GateData, Sheet, as_json, data_of, page, sheet_of_judgement
 from kvbench.gate.rules import RulesReport
-from kvbench.text import LOG_COLUMNS, folded
+from kvbench.ground.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
 from tests.unit.gate.gated import CELLS, Side, compared, judge_runs
 

@@ -13,10 +13,10 @@ import pytest
 
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.errors import UsageError
 from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.pairs import VISIT, about_backends, pair, partners, values_of
 from kvbench.gate.side_by_side import half_of_memory, parse_side
+from kvbench.ground.errors import UsageError
 from kvbench.results import SCHEMA, Control, Record, Run, Visit
 from kvbench.results.schema import Disturbance, EffectivePath, Samples
 from kvbench.run.protocol import VERSION, Reserve

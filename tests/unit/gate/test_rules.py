@@ -12,9 +12,9 @@ import pytest
 
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.errors import ExitCode
 from kvbench.gate.judgement import GateVerdict, Row
 from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
+from kvbench.ground.errors import ExitCode
 from kvbench.results import Record, Run
 from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.plan import expand

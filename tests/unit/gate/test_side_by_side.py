@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from kvbench.cells.cell import Cell
-from kvbench.errors import ExitCode, UsageError
 from kvbench.gate import side_by_side
 from kvbench.gate.judgement import GateVerdict, Judgement
 from kvbench.gate.pairs import BASE, CAND
 from kvbench.gate.side_by_side import SideBySide
+from kvbench.ground.errors import ExitCode, UsageError
 from kvbench.results import Record, Run
 from tests.synthetic import info, visit
 from tests.unit.gate.gated import CELLS

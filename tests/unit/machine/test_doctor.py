@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from kvbench.cells.facts import DeviceFacts, device_named
 from kvbench.cli import doctor as command
-from kvbench.errors import ExitCode, UsageError
+from kvbench.ground.errors import ExitCode, UsageError
 from kvbench.machine.doctor import Check, Component, EngineReport, Findings, Status, diagnose
 
 GIB = 2**30

@@ -12,7 +12,7 @@ import pytest
 from kvbench.backends.batched import Batched
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import IdleWork, Meeting
 from kvbench.measure.samples import set_up

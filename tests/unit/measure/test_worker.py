@@ -12,7 +12,7 @@ from msgspec import structs
 from kvbench.cells.axes import Direction, Memory, Priority
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import EngineError
-from kvbench.errors import KvbenchError
+from kvbench.ground.errors import KvbenchError
 from kvbench.measure import visit
 from kvbench.measure import worker as module
 from kvbench.measure.neighbour import NeighbourError

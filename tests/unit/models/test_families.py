@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbench.cells.pattern import Tensors
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.models.geometry import KvDtype, KvLayout
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import ModelChoice, find_model

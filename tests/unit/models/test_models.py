@@ -12,13 +12,13 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.pattern import Tensors
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import convert
 from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, models_of, swaps_from_plain
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, notes_of, presets
 from kvbench.results import Visit, load_run
 from kvbench.sweep.spec import SweepSpec
-from kvbench.text import convert
 from tests.command import BRIEF, swept
 from tests.refusals import refused_with
 

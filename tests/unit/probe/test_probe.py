@@ -10,7 +10,7 @@ import pytest
 from kvbench.cells.faults import FaultPlan
 from kvbench.cells.units import KIB
 from kvbench.engine.device import Stream, open_device
-from kvbench.errors import ExitCode
+from kvbench.ground.errors import ExitCode
 from kvbench.probe import command as probe
 from kvbench.probe import common, path, registration
 from kvbench.probe.__main__ import _probe

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.machine.doctor import Check, Status
 from kvbench.report.fleet import hosts_in, remarks, row
 from kvbench.report.health import SPEC, Health, cards, health_of, link_gbps, reached_by, unmeasured_health

@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.cli.main import app
 from kvbench.cli.report import print_asked
-from kvbench.errors import ExitCode, RunDirectoryError, UsageError
+from kvbench.ground.errors import ExitCode, RunDirectoryError, UsageError
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.document import FOLD, asked_for, render_details, render_report, snippet, table_text

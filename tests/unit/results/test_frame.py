@@ -6,7 +6,7 @@ import pytest
 
 from kvbench.cells.axes import Direction, Order, Reuse
 from kvbench.cells.cell import Cell
-from kvbench.errors import RunDirectoryError, UsageError
+from kvbench.ground.errors import RunDirectoryError, UsageError
 from kvbench.results import load_run
 from kvbench.results.columns import TYPES
 from kvbench.results.schema import Ceiling, Record

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.ground.errors import RunDirectoryError, StorageError, UsageError
+from kvbench.ground.text import printable
 from kvbench.results import Note, Record, RunWriter, Samples, Visit, load_run
 from kvbench.results.frame import as_csv
 from kvbench.results.journal import Position, read_lines, seal
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import EffectivePath
-from kvbench.text import printable
 from tests import synthetic
 from tests.reports import made_run
 

@@ -12,7 +12,7 @@ from kvbench.cells.axes import Direction, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cli.progress import PlainReporter
-from kvbench.errors import ExitCode
+from kvbench.ground.errors import ExitCode
 from kvbench.results import RunWriter, load_run
 from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, RunStatus, Visit

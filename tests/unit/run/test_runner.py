@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbench.errors import MismatchError
+from kvbench.ground.errors import MismatchError
 from kvbench.results import RunInfo, load_run
 from kvbench.results.rundir import Run
 from kvbench.results.schema import identity_hash

@@ -13,7 +13,7 @@ from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.filter import Filter
 from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.cells.policy import Policy, Table
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.sweep.checks import footprint
 from kvbench.sweep.plan import Plan, expand, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.sweep.swap_file import Header, Swap, choose, chunk, selected, write_trace
 
 HEADER = Header(block_bytes=4 * 4096, descriptors=4)

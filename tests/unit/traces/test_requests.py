@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.traces.requests import Request, RequestHeader, TimeUnit, check_block, read_requests, share_nothing
 from kvbench.traces.simulate import CacheRun, CacheSettings
 

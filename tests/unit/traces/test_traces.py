@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.sweep.swap_file import Header, Swap, TraceReader, ids_of, runs_of, write_trace
 from kvbench.traces.requests import Request, read_requests
 from kvbench.traces.simulate import Allocator, CacheRun, CacheSettings

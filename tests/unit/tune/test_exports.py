@@ -18,7 +18,7 @@ from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.installed import engines
 from kvbench.cli.main import app
 from kvbench.engine import nvrtc
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.results import Record, Run
 from kvbench.run import runner
 from kvbench.tune.candidates import shapes_of

@@ -17,14 +17,14 @@ from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
+from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run, load_run
-from kvbench.text import convert
+from kvbench.tune.advice import policy_of
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import Measured, shapes_of, typical
 from kvbench.tune.planner import Hit, TokenLine, token_lines
-from kvbench.tune.policies import policy_of
 from kvbench.tune.rule import KeptArms, Rule, costs_of, pick, rule_of
 from kvbench.tune.situations import Question
 from kvbench.tune.table import rows_of

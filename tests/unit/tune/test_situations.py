@@ -15,7 +15,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.cli.main import app
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Run, Visit

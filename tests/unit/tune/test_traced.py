@@ -11,7 +11,7 @@ import pytest
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.errors import UsageError
+from kvbench.ground.errors import UsageError
 from kvbench.results import Run
 from kvbench.tune.answer import answers_of
 from kvbench.tune.candidates import PARTS, origin_of, parts_of, shapes_of, swaps_of_trace

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from kvbench.errors import KvbenchError, RunDirectoryError, StorageError, UsageError
+from kvbench.ground.errors import KvbenchError, RunDirectoryError, StorageError, UsageError
 
 MAX_FILE_BYTES: Final = 2**20
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
@@ -120,7 +120,7 @@ def raise_if_no_room(path: Path, error: OSError) -> None:
 
 def shipped_folder() -> Path:
     """Return the folder of the shipped configs, which also contains the model presets."""
-    checkout = Path(__file__).resolve().parents[1]
+    checkout = Path(__file__).resolve().parents[2]
     # The checkout comes first: an editable install also has a copy, which is as old as the installation.
     if (checkout / "pyproject.toml").is_file() and (checkout / "configs").is_dir():
         return checkout / "configs"
@@ -155,7 +155,7 @@ def read_as(language: str) -> Iterator[None]:
         raise UsageError(f"cannot be read as {language}: nested too deeply") from None
 
 
-def commit(package: Path = Path(__file__).parent) -> str | None:
+def commit(package: Path = Path(__file__).parents[1]) -> str | None:
     """The commit of the package folder: from git in a checkout, else from the file that the build wrote."""
     checkout = package.parent
     with suppress(OSError, ValueError, subprocess.SubprocessError):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from kvbench.errors import UsageError, brief
+from kvbench.ground.errors import UsageError, brief
 
 # The pattern of names of sweeps and models.
 NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"

@@ -1,0 +1,1 @@
+"""What every folder may import: errors, text and files."""
