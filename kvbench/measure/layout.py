@@ -36,7 +36,7 @@ def lay_out(cell: Cell, submissions: int, rng: np.random.Generator, arms: int = 
         return _scattered(cell, rows * count, count, rng)
     alone = (_scattered(cell, rows, 1, rng)[0] for _ in range(count))
     offsets = np.arange(count, dtype=np.uint64) * np.uint64(rows)
-    return [Layout(one.source_rows + by, one.destination_rows + by) for one, by in zip(alone, offsets, strict=True)]
+    return [Layout(own.source_rows + by, own.destination_rows + by) for own, by in zip(alone, offsets, strict=True)]
 
 
 def _scattered(cell: Cell, rows: int, count: int, rng: np.random.Generator) -> list[Layout]:

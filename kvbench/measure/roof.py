@@ -106,8 +106,9 @@ def _fastest(
     """Return the shape of the kernel for which the slope is least, and that."""
     info = bench.device.driver.info
     has_bulk = 10 * info.compute_major + info.compute_minor >= BULK_FROM_COMPUTE
-    timed = ((one, _slope(bench, cell, one, blocks, samples)) for one in (shapes if has_bulk else shapes[:1]))
-    return min(timed, key=lambda one: median(one[1]))
+    candidates = shapes if has_bulk else shapes[:1]
+    times_us = {shape: _slope(bench, cell, shape, blocks, samples) for shape in candidates}
+    return min(times_us.items(), key=lambda timed: median(timed[1]))
 
 
 def _slope(bench: Bench, cell: Cell, shape: KernelShape, blocks: tuple[int, int], samples: int) -> list[float]:

@@ -118,7 +118,7 @@ class Sampler:
         self.workload.advance(len(self.swaps))
         first = self.chains % len(self.swaps)
         self.chains += 1
-        swaps = [one.swap for one in (*self.swaps[first:], *self.swaps[:first])]
+        swaps = [prepared.swap for prepared in (*self.swaps[first:], *self.swaps[:first])]
         compiled = [swap for swap in swaps if isinstance(swap, Swap)]
         if len(compiled) == len(swaps):
             return self.bench.region.sustained(compiled, LEAD)
@@ -241,10 +241,10 @@ class SetUp:
 
 
 class Arms:
-    """The arms of a visit, and whose turn it is: `at` is also the one whose error ended the visit."""
+    """The arms of a visit, and whose turn it is: `current` is also the arm whose error ended the visit."""
 
     def __init__(self, device: Device, ready: Sequence[SetUp], faults: Sequence[Fault | None]) -> None:
-        self.at = 0
+        self.current = 0
         self._device, self.ready, self._faults = device, ready, faults
         device.arm(faults[0])
 
@@ -255,20 +255,20 @@ class Arms:
     def turn(self, first: int = 0) -> Iterator[int]:
         """Yield the number of each arm once, from one of them on, while it is its turn."""
         for step in range(len(self.ready)):
-            at = (first + step) % len(self.ready)
-            if at != self.at:
-                self.at = at
-                self._device.arm(self._faults[at])
-            yield at
+            arm = (first + step) % len(self.ready)
+            if arm != self.current:
+                self.current = arm
+                self._device.arm(self._faults[arm])
+            yield arm
 
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> list[Taken]:
         """Take the samples of a visit: sample k of all arms before the next of any, each time another arm first."""
         if len(self.ready) == 1:
             return [self.ready[0].sampler.take_all(sampling, begin)]
-        takes = [self.samplers[at].taker() for at in self.turn()]
+        takes = [self.samplers[arm].taker() for arm in self.turn()]
         for number in range(sampling.warmups):
-            for at in self.turn(number):
-                takes[at]()
+            for arm in self.turn(number):
+                takes[arm]()
         return _collect_in_turn(self.samplers, takes, sampling, self.turn)
 
 
@@ -290,19 +290,19 @@ def _collect_in_turn(
     samples: list[list[AnySample]] = [[] for _ in samplers]
     stopped_by: StopReason = "max_samples"
     while samplers[0].endless or len(samples[0]) < sampling.max_samples:
-        for at in turn(0):
-            if samplers[at].copies and samplers[at].workload.chance(WATCHED_SHARE):
-                samplers[at].workload.watch(takes[at])
+        for arm in turn(0):
+            if samplers[arm].copies and samplers[arm].workload.chance(WATCHED_SHARE):
+                samplers[arm].workload.watch(takes[arm])
         lost = _lost_cpu()
-        taken = {at: takes[at]() for at in turn(len(samples[0]))}
-        for at in turn(0):
-            if samplers[at].workload.chance(SEEN_SHARE):
-                samplers[at].workload.check_arrived()
+        taken = {arm: takes[arm]() for arm in turn(len(samples[0]))}
+        for arm in turn(0):
+            if samplers[arm].workload.chance(SEEN_SHARE):
+                samplers[arm].workload.check_arrived()
         if left and _lost_cpu() != lost:
             left -= 1
             continue
-        for at, sample in taken.items():
-            samples[at].append(sample)
+        for arm, sample in taken.items():
+            samples[arm].append(sample)
         if len(samples[0]) >= sampling.min_samples and spent_s() >= deadline_s:
             stopped_by = "time"
             break
@@ -445,9 +445,9 @@ class LayeredSwap:
     def timed(self, sample: Sample, clock: str) -> LayerSample:
         """Return the sample of the last submission with the times of its layers; `clock` says when the last arrived."""
         gaps = [later.us_since(mark) for mark, later in pairwise(self.marks)]
-        known = {field.name: getattr(sample, field.name) for field in fields(FlowSample)}
+        columns = {field.name: getattr(sample, field.name) for field in fields(FlowSample)}
         first_us = getattr(sample, clock) - sum(gaps)
-        return LayerSample(**known, first_layer_us=first_us, slowest_gap_us=max(gaps, default=0.0))
+        return LayerSample(**columns, first_layer_us=first_us, slowest_gap_us=max(gaps, default=0.0))
 
 
 def create_swap(backend: Backend, request: SwapRequest) -> PreparedSwap:

@@ -73,35 +73,35 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
     bytes.
 
     `begin` waits until other devices are ready to swap too. Raises EngineError, NeighbourError, VerificationError, and
-    any error of a backend: of the arm `arms.at`.
+    any error of a backend: of the arm `arms.current`.
     """
     samplers = arms.samplers
     verified = [sampler.copies and (request.in_turn is None or request.in_turn.verify) for sampler in samplers]
     verified_bytes = [0] * len(samplers)
     try:
         with ExitStack() as stack:
-            for at in arms.turn():
-                samplers[at].workload.guarded = verified[at]
-                stack.enter_context(samplers[at].opened())
+            for arm in arms.turn():
+                samplers[arm].workload.guarded = verified[arm]
+                stack.enter_context(samplers[arm].opened())
             if any(verified):
                 bench.pools.rest()
-            for at in arms.turn():
-                verified_bytes[at] += _check_before(samplers[at], request, verifies=verified[at])
+            for arm in arms.turn():
+                verified_bytes[arm] += _check_before(samplers[arm], request, verifies=verified[arm])
             sampled = _sample(bench, arms, request, begin)
-            for at in arms.turn():
-                verified_bytes[at] += _check_sampled(samplers[at]) if verified[at] else 0
-            for at in arms.turn():  # on blocks anywhere in the pools, which no other arm has used since it was compared
-                verified_bytes[at] += sampled[at].taken.verified_bytes
-                if verified[at]:
-                    verified_bytes[at] += _check_in_a_row(samplers[at], request)
-                    if request.round and _is_chosen(request, samplers[at].cell, "order", request.sampling.rounds - 1):
-                        _check_order(samplers[at], sampled[at].taken.samples[-1].caller_us)
+            for arm in arms.turn():
+                verified_bytes[arm] += _check_sampled(samplers[arm]) if verified[arm] else 0
+            for arm in arms.turn():  # on blocks anywhere in the pools: no other arm has used them since it was compared
+                verified_bytes[arm] += sampled[arm].taken.verified_bytes
+                if verified[arm]:
+                    verified_bytes[arm] += _check_in_a_row(samplers[arm], request)
+                    if request.round and _is_chosen(request, samplers[arm].cell, "order", request.sampling.rounds - 1):
+                        _check_order(samplers[arm], sampled[arm].taken.samples[-1].caller_us)
                 else:
-                    samplers[at].workload.leave()
-                for clock in _clocks(bench, samplers[at].cell) if samplers[at].copies else ():
-                    times_us = [getattr(sample, clock) for sample in sampled[at].taken.alike]
-                    _check_speed(bench, samplers[at].cell, times_us)
-            return [_record(request, at, arms.ready[at], sampled[at], verified_bytes[at]) for at in arms.turn()]
+                    samplers[arm].workload.leave()
+                for clock in _clocks(bench, samplers[arm].cell) if samplers[arm].copies else ():
+                    times_us = [getattr(sample, clock) for sample in sampled[arm].taken.alike]
+                    _check_speed(bench, samplers[arm].cell, times_us)
+            return [_record(request, arm, arms.ready[arm], sampled[arm], verified_bytes[arm]) for arm in arms.turn()]
     finally:
         bench.device.arm(None)
 
@@ -142,7 +142,7 @@ def _sample(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[],
         probes_us = (before_us, bench.cpu.probe_us())
         slowdowns = [bench.cpu.slowdown(probe_us) for probe_us in probes_us]
         surroundings = Surroundings(cpu, probes_us, slowdowns, bench.clocks.read(), others_share())
-        busy_cpu_us = [_busy_cpu_us(arms.samplers[at]) for at in arms.turn()]
+        busy_cpu_us = [_busy_cpu_us(arms.samplers[arm]) for arm in arms.turn()]
     return [Sampled(*of_arm, surroundings) for of_arm in zip(taken, calls, busy_cpu_us, strict=True)]
 
 
@@ -167,13 +167,13 @@ def _clocks(bench: Bench, cell: Cell) -> list[str]:
     return ["chain_us", cell.swap_clock] if bench.device.is_cuda else ["chain_us"]
 
 
-def _record(request: MeasureCells, at: int, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
+def _record(request: MeasureCells, arm: int, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
     cell, sampler, taken, surroundings = ready.cell, ready.sampler, sampled.taken, sampled.surroundings
     samples, prepared = taken.samples, sampler.prepared
     held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]
     times_us = [getattr(sample, cell.swap_clock) for sample in held]
     return Visit(
-        cell_text=request.cells[at],
+        cell_text=request.cells[arm],
         group=request.group,
         round=request.round,
         attempt=request.attempt,

@@ -165,14 +165,14 @@ class Worker:
         if trace is None:
             return []
         chosen = selected(trace)
-        placed = {way: place(swaps, trace, request.pool_bytes) for way, swaps in chosen.items()}
+        placed = {direction: place(swaps, trace, request.pool_bytes) for direction, swaps in chosen.items()}
         self._trace = trace, placed
-        return [
-            f"trace, {way}: {left} of {len(swaps)} selected swaps do not fit into a pool of "
-            f"{rough_size(request.pool_bytes)} and are left out"
-            for way, swaps in chosen.items()
-            if (left := len(swaps) - len(placed[way]))
-        ]
+        pool, notes = rough_size(request.pool_bytes), list[str]()
+        for direction, swaps in chosen.items():
+            if left := len(swaps) - len(placed[direction]):
+                swaps_left = f"{left} of {len(swaps)} selected swaps do not fit into a pool of {pool} and are left out"
+                notes.append(f"trace, {direction}: {swaps_left}")
+        return notes
 
     def _measure_ceiling(self, direction: Direction, samples: int, number: int) -> Ceiling:
         swap_bytes, event_us = measure_ceiling(self._bench, direction, samples)
@@ -198,12 +198,14 @@ class Worker:
                 arms_layouts = self._lay_out(cells, request)
                 for cell, layouts in zip(cells, arms_layouts, strict=True):
                     ready.append(self._set_up(cell, request, layouts))
-                for one in ready:
-                    one.workload.siblings = [other.workload for other in ready if other is not one]
+                for arm in ready:
+                    arm.workload.siblings = [other.workload for other in ready if other is not arm]
                 arms = Arms(self._device, ready, [self._faults.for_cell(cell) for cell in cells])
                 made = visit(self._bench, arms, request, None if meeting is None else meeting.begin)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
-            return protocol.MeasuredCells(records=[_failure(request, len(ready) if arms is None else arms.at, error)])
+            return protocol.MeasuredCells(
+                records=[_failure(request, len(ready) if arms is None else arms.current, error)]
+            )
         end_ns = time.monotonic_ns()
         is_new = pools.holds(memory) and not is_sampled  # to measure the ceiling can free it again
         far = far_pages(pools.host_pool(memory).buffer.address, pools.pool_bytes, self._node) if is_new else []
@@ -232,10 +234,10 @@ class Worker:
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> SetUp:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
-        ways = Direction if cell.opposite else (cell.direction,)
-        for way in ways if cell.pace != NO_PACE else ():
-            if way not in self._bench.ceiling_gbps:  # the round began in another worker
-                self._measure_ceiling(way, CEILING_SAMPLES, request.round)
+        directions = Direction if cell.opposite else (cell.direction,)
+        for direction in directions if cell.pace != NO_PACE else ():
+            if direction not in self._bench.ceiling_gbps:  # the round began in another worker
+                self._measure_ceiling(direction, CEILING_SAMPLES, request.round)
         if cell.sequence == TRACE:
             return self._set_up_replay(cell, request)
         if not self._bench.pools.holds(cell.memory):
@@ -299,12 +301,12 @@ def _rounded(answer: Any) -> Any:
     return answer
 
 
-def _failure(request: protocol.MeasureCells, at: int, error: Exception) -> Failure:
+def _failure(request: protocol.MeasureCells, arm: int, error: Exception) -> Failure:
     """Return the record of the failure of an arm; the parent, which knows the sweep, adds the command."""
     kind: FailureKind = "mismatch" if isinstance(error, VerificationError) else "error"
     expected = isinstance(error, KvbenchError | EngineError)
     message = str(error) if expected else f"{type(error).__name__}: {error}"
-    return Failure(cell_text=request.cells[at], round=request.round, kind=kind, message=message, command="")
+    return Failure(cell_text=request.cells[arm], round=request.round, kind=kind, message=message, command="")
 
 
 def _real_delays(device: Device) -> dict[str, float]:

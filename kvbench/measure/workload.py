@@ -104,11 +104,11 @@ class Pool:
         slot = np.uint64(self._slots.slot_bytes)
         firsts = offsets // slot
         parts = (offsets + sizes + slot - np.uint64(1)) // slot - firsts
-        of = np.repeat(np.arange(len(offsets)), parts.astype(np.int64))
-        number = np.arange(len(of), dtype=np.uint64) - (np.cumsum(parts) - parts)[of]
-        starts = np.maximum(offsets[of], (firsts[of] + number) * slot)
-        ends = np.minimum(offsets[of] + sizes[of], (firsts[of] + number + np.uint64(1)) * slot)
-        return starts, ends - starts, origins[of] + (starts - offsets[of])
+        owner = np.repeat(np.arange(len(offsets)), parts.astype(np.int64))
+        number = np.arange(len(owner), dtype=np.uint64) - (np.cumsum(parts) - parts)[owner]
+        starts = np.maximum(offsets[owner], (firsts[owner] + number) * slot)
+        ends = np.minimum(offsets[owner] + sizes[owner], (firsts[owner] + number + np.uint64(1)) * slot)
+        return starts, ends - starts, origins[owner] + (starts - offsets[owner])
 
 
 def _unregister(device: Device, addresses: Sequence[int]) -> None:

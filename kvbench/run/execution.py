@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import chain, groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -78,7 +78,7 @@ class Progress:
             planned = by_package([replace(visit, attempt=attempt) for visit in planned], plan.plug_ins)
             yield from filter(None, map(self.left_of, planned))
             again = {key[:2] for key, disturbed in self.visits.items() if disturbed and key[2] == attempt}
-            planned = [one for one in planned if again & {(cell.id, one.round) for cell in one.cells}][:repeats]
+            planned = [visit for visit in planned if again & {(cell.id, visit.round) for cell in visit.cells}][:repeats]
             repeats -= len(planned)
 
     def has_time_for(self, direction: str, number: int) -> bool:
@@ -98,17 +98,17 @@ class ReportedFailures:
     def __init__(self) -> None:
         self._failed: Counter[tuple[str, str, str]] = Counter()
 
-    def first(self, of: str, failure: Failure) -> bool:
-        """Count a failure of `of`; return whether it is the first of its kind."""
-        kind = of, failure.kind, failure.message
+    def first(self, source: str, failure: Failure) -> bool:
+        """Count a failure of `source`; return whether it is the first of its kind."""
+        kind = source, failure.kind, failure.message
         self._failed[kind] += 1
         return self._failed[kind] == 1
 
     def others(self) -> Iterator[str]:
         """Yield a line for every kind that was counted more than once."""
-        for (of, kind, message), count in self._failed.items():
+        for (source, kind, message), count in self._failed.items():
             if count > 1:
-                yield f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {of}: {message}"
+                yield f"FAILED ({kind}) {counted(count - 1, 'more cell')} of {source}: {message}"
 
 
 ROOF_SAMPLES: Final = 1
@@ -313,8 +313,8 @@ class Execution:
                 if begun or self.progress.has_time_for(direction, number):
                     self._copy_ceiling(Direction(direction), number, attempt)
                     if (direction, number) not in ceilings.low(attempt + 1):
-                        planned = [one for one in rounds.get(number, ()) if one.cell.direction == direction]
-                        self._make_visits([one for one in planned if one.cell.devices == 1], attempt)
+                        planned = [visit for visit in rounds.get(number, ()) if visit.cell.direction == direction]
+                        self._make_visits([visit for visit in planned if visit.cell.devices == 1], attempt)
 
     def _measure_stage(self, planned: list[PlannedVisit], pool_bytes: int, index: int) -> None:
         """Measure visits of a round: first large copies, and the roofs where `pool_bytes` is large enough."""
@@ -394,11 +394,11 @@ class Execution:
         try:
             made = self.slot.visit(request, deadline_s)
         except NotAskedError as why:
-            return [self.fail(one, str(why)) for one in visit.singly()]
+            return [self.fail(arm, str(why)) for arm in visit.singly()]
         except LostError as lost:
             if len(visit.cells) > 1:
                 self.replace_worker(f"the worker process was replaced: {lost}")
-                return [answer for one in visit.singly() for answer in self.visit(one)]
+                return list(chain.from_iterable(map(self.visit, visit.singly())))
             answer = self.fail(visit, str(lost), lost.kind)
         else:
             if not isinstance(made, Failure):

@@ -92,8 +92,8 @@ def resume_sweep(path: Path, observer: Observer, *, retry_failed: bool = False) 
             f"--resume {path}: {command} cannot continue a search; to use what was measured: "
             f"kvbench show {shlex.quote(str(path))}"
         )
-    known, _ = installed()
-    if lost := [f"{then.name} of {then.package}" for then in run.info.backends if then.name not in known]:
+    backends, _ = installed()
+    if lost := [f"{facts.name} of {facts.package}" for facts in run.info.backends if facts.name not in backends]:
         raise MismatchError(f"--resume {path}: backends of the run are not installed: {', '.join(lost)}")
     with closing(WorkerSlot(spec, asked_for(spec))) as slot:
         found = slot.start()
@@ -149,7 +149,8 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
 def _unused_libraries(cells: Sequence[Cell], backends: Sequence[BackendFacts]) -> set[str]:
     """Return the libraries of an identity that no cell uses; another package's backend may use any."""
     used = {cell.backend for cell in cells}
-    kernels = used & {AUTO, COPIER, TRITON, *(one.name for one in backends if one.package.split("==")[0] not in _OWN)}
+    plug_ins = {facts.name for facts in backends if facts.package.split("==")[0] not in _OWN}
+    kernels = used & {AUTO, COPIER, TRITON, *plug_ins}
     with_torch = kernels or any(cell.neighbour.uses_torch for cell in cells)
     return set() if kernels else {"triton"} if with_torch else _LIBRARIES
 
@@ -186,7 +187,7 @@ def fitting(spec: SweepSpec, opened: Opened) -> Opened:
         notes += filter(None, [policy.check_machine(opened.device.title, str(driver))])
         for name, value in policy.workload.items():
             groups = [group for group in spec.groups if AUTO in group.get("backend", (AUTO,))]
-            others = {one for group in groups for one in group.get(name, ())} - {value}
+            others = set().union(*(group.get(name, ()) for group in groups)) - {value}
             if others:
                 now = ", ".join(sorted(others))
                 notes.append(f"the policy was measured with {name} {value}, this sweep has {now}: build a new one")

@@ -29,7 +29,7 @@ START_FILE: Final = ".start"
 Key = tuple[int, int, int]
 
 
-class Turns:
+class DeviceTurns:
     """Orders the visits of all devices: a visit begins when every remaining device has reached or passed it. Visits of
     single devices follow each other; visits of all devices begin at once. `order` is the position of each visit, by
     round and cell id.
@@ -84,7 +84,7 @@ class Turns:
 class TurnSlot(WorkerSlot):
     """The slot of one of several devices; its visits wait for their turns."""
 
-    def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: Turns, start: Start) -> None:
+    def __init__(self, spec: SweepSpec, backends: Iterable[Installed], turns: DeviceTurns, start: Start) -> None:
         super().__init__(spec, backends, stop=turns.stopped)
         self._turns, self._start = turns, start
 
@@ -112,7 +112,7 @@ def preview_together(spec: SweepSpec) -> tuple[Plan, Opened]:
     Raises KvbenchError.
     """
     with ExitStack() as stack:
-        _, opened = _opened(spec, Path(), Turns(), stack)
+        _, opened = _opened(spec, Path(), DeviceTurns(), stack)
         _, plans = _planned(spec, opened)
         return plans[0], opened[0]
 
@@ -120,7 +120,7 @@ def preview_together(spec: SweepSpec) -> tuple[Plan, Opened]:
 def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[SweepEnd]:
     """Run `spec` on its devices, each into a run directory in `path`. Raises KvbenchError only before it starts."""
     with ExitStack() as stack:
-        turns = Turns()
+        turns = DeviceTurns()
         slots, opened = _opened(spec, path, turns, stack)
         spec, plans = _planned(spec, opened)
         stack.enter_context(_start_file(path, len(slots)))
@@ -148,7 +148,7 @@ def _planned(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list
     return spec, [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
 
 
-def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
+def _opened(spec: SweepSpec, path: Path, turns: DeviceTurns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
     """Open every device that `spec` names, or all GPUs; raises UsageError for a GPU that is named twice."""
     for name, count in Counter(spec.devices).items():
         if count > 1 and name != "cpu":
@@ -170,7 +170,7 @@ def _opened(spec: SweepSpec, path: Path, turns: Turns, stack: ExitStack) -> tupl
     return slots, opened
 
 
-def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[SweepEnd]:
+def _run(executions: Sequence[Execution], path: Path, turns: DeviceTurns) -> list[SweepEnd]:
     """Measure on all devices at once, in the order of the plan that they have in common."""
     first = executions[0]
     in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
@@ -188,7 +188,7 @@ def _run(executions: Sequence[Execution], path: Path, turns: Turns) -> list[Swee
             wait(running)
         except KeyboardInterrupt as why:
             turns.stop(str(why))
-        return [one.result() for one in running]
+        return [future.result() for future in running]
 
 
 @contextmanager

@@ -70,8 +70,8 @@ def test_each_arm_has_its_own_faults_in_its_turn(monkeypatch: pytest.MonkeyPatch
     assert [fault for (fault,), _ in device.arm.call_args_list] == ["a", "b", "c", "a", "b", "c"]
 
     def taker(number: int) -> Callable[[], None]:
-        turns.append(("delay", number, arms.at))
-        return lambda: turns.append(("take", number, arms.at))
+        turns.append(("delay", number, arms.current))
+        return lambda: turns.append(("take", number, arms.current))
 
     for number, one in enumerate(ready):
         one.sampler.taker = partial(taker, number)
@@ -91,7 +91,7 @@ def test_an_arm_that_does_not_copy_is_caught_beside_one_that_does(copies: object
     request = MeasureCells(cells=request.cells, group="g", round=number, seed=1, sampling=SAMPLING)
     with pytest.raises(VerificationError):
         visited_in_turn(arms, request)
-    assert arms.at == at
+    assert arms.current == at
 
 
 def test_a_tuple_in_which_the_thread_lost_its_cpu_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_a_failure_is_of_the_arm_whose_turn_it_was(
     worker, _ = worker_of()
 
     def fails(*asked: Any) -> Any:
-        asked[1].at = 1
+        asked[1].current = 1
         raise error
 
     ready = mock.Mock()

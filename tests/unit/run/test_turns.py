@@ -10,13 +10,13 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.results import Failure
 from kvbench.run.protocol import MeasureCells, Start
-from kvbench.run.together import Turns, TurnSlot
+from kvbench.run.together import DeviceTurns, TurnSlot
 from kvbench.run.worker_process import NotAskedError, WorkerSlot
 from kvbench.sweep.spec import Sampling, SweepSpec
 
 
-def two() -> Turns:
-    turns = Turns()
+def two() -> DeviceTurns:
+    turns = DeviceTurns()
     turns.join(0)
     turns.join(1)
     return turns
@@ -72,9 +72,9 @@ def test_nobody_waits_for_a_device_that_skipped_a_visit_or_left() -> None:
 
 
 def test_swaps_on_all_devices_fail_after_one_device_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    cell, turns = Cell("batched", Direction.H2D, 1, 4096, devices=2), Turns()
+    cell, turns = Cell("batched", Direction.H2D, 1, 4096, devices=2), DeviceTurns()
     turns.order = {(0, cell.id): 0}
-    monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(1))
+    monkeypatch.setattr(DeviceTurns, "taken", lambda *_, **__: nullcontext(1))
     slot = TurnSlot(SweepSpec("test"), (), turns, Start(path="", place=0, number=0))
     request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     with pytest.raises(NotAskedError, match="only 1 of 2 devices are left for a swap at once"):
@@ -84,9 +84,9 @@ def test_swaps_on_all_devices_fail_after_one_device_left(monkeypatch: pytest.Mon
 def test_later_visits_of_all_devices_have_higher_start_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Visits that are repeated follow the others of their round; at a number that was passed nobody would wait."""
     cells = [Cell("batched", Direction.H2D, blocks, 4096, devices=2) for blocks in (1, 2)]
-    turns, numbers = Turns(), list[int]()
+    turns, numbers = DeviceTurns(), list[int]()
     turns.order = {(number, cell.id): 2 * number + index for number in (0, 1) for index, cell in enumerate(cells)}
-    monkeypatch.setattr(Turns, "taken", lambda *_, **__: nullcontext(2))
+    monkeypatch.setattr(DeviceTurns, "taken", lambda *_, **__: nullcontext(2))
 
     def visit(_slot: WorkerSlot, request: MeasureCells, _deadline_s: float) -> Failure:
         assert request.start is not None
