@@ -44,6 +44,7 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
             raise
         if tried(runs):
             no_rule = str(none).partition(";")[0]
+    # Runs without any cell have no origin; they were refused above.
     origin = origin_of(runs)
     evidence = Evidence(origin, alone.rule, no_rule, beside, others)
     answers = evidence.answers(question)

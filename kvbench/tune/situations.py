@@ -223,6 +223,7 @@ class Evidence(NamedTuple):
 def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
     """Of each backend the method that takes the least of a step and its thread, the least of all first."""
     least: dict[str, InLayout] = {}
+    # The dearest first, so that the last of a backend, which stays, is its cheapest.
     for placed in sorted((InLayout(arm.cell, arm.method) for arm in arms), key=_total_cost, reverse=True):
         least[placed.cell.backend] = placed
     return sorted(least.values(), key=_total_cost)
@@ -315,6 +316,7 @@ def arms_of_size(arms: Sequence[Arm], block_bytes: int) -> list[Arm]:
         return []
     size = min((arm.cell.block_bytes for arm in arms), key=lambda measured: abs(math.log(measured / block_bytes)))
     nearest: dict[Choice, Arm] = {}
+    # The farthest first, so that the last of a choice, which stays, is the nearest to a large swap.
     for arm in sorted(arms, key=lambda arm: -abs(math.log(arm.cell.blocks / _BLOCKS))):
         if arm.cell.block_bytes == size:
             nearest[arm.choice] = arm
@@ -336,6 +338,7 @@ def _choose_beside(
     allowed = [method for method in moving if _slowed(method) <= limit]
     alike = contest.alike(allowed)
     tied = (method for method in alike if method == alike[0] or contest.difference(alike[0], method).low <= 0)
+    # Among methods that cost a step the same, more GB/s are worth having: a load is there earlier.
     use = max(tied, key=_gbps, default=None)
     fastest = max(methods, key=_gbps)
     gentle = max((method for method in methods if _slowed(method) <= GENTLE), key=_gbps, default=None)
