@@ -286,11 +286,11 @@ def _parts_of(direction: Direction, block_bytes: int, replays: _Replays) -> list
 
 def _mean_at_rate(visits: Sequence[_ReplayedSwap], blocks: int) -> _ReplayedSwap:
     """The mean of the visits of a swap, as it would be with another number of blocks at the same rate."""
-    us, thread_us = (
-        sum(times) / len(visits) / visits[0].blocks * blocks
-        for times in ([swap.us for swap in visits], [swap.thread_us for swap in visits])
-    )
-    return _ReplayedSwap(blocks, us, thread_us)
+
+    def at_rate(times_us: Iterable[float]) -> float:
+        return sum(times_us) / len(visits) / visits[0].blocks * blocks
+
+    return _ReplayedSwap(blocks, at_rate(swap.us for swap in visits), at_rate(swap.thread_us for swap in visits))
 
 
 def parts_of(blocks: _Blocks) -> list[_Blocks]:

@@ -56,8 +56,7 @@ class Question:
     prefill_tokens_per_s: float = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(NamedTuple):
     """What a method does in a situation: GB/s, the time of a swap until it is complete, and per GB what it takes of its
     thread. Beside a step, also how many times as long the step takes, and the time that each GB takes from it.
     """
@@ -150,8 +149,7 @@ class Answer:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(NamedTuple):
     """A method beside a step: what each visit cost, by round; the rounds of several runs are apart."""
 
     choice: Choice

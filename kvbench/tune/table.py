@@ -258,10 +258,9 @@ def _setting_lines(models: ModelAnswers) -> Iterator[str]:
         return
     for swap, prompt_gb in models.prompts:
         step_gb = prompt_gb / PROMPT_TOKENS * BATCH
-        for written, gigabytes in (
-            (f"a prompt of {PROMPT_TOKENS} tokens ({prompt_gb:.3g} GB)", prompt_gb),
-            (f"what a step of {BATCH} requests writes ({1e3 * step_gb:.3g} MB)", step_gb),
-        ):
+        prompt = f"a prompt of {PROMPT_TOKENS} tokens ({prompt_gb:.3g} GB)"
+        step = f"what a step of {BATCH} requests writes ({1e3 * step_gb:.3g} MB)"
+        for written, gigabytes in ((prompt, prompt_gb), (step, step_gb)):
             lost = _lost_text(models.stores, gigabytes)
             yield f"{_ranked(swap.geometry.name, swap.tp)}: to store {written} takes from decode: {lost}"
     yield "One GPU at a time; N at once share the host: a pace for N is a share of it"
