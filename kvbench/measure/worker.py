@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from types import CodeType
@@ -261,7 +262,7 @@ def hash_of_what_runs() -> str:
     their comments and docstrings.
     """
     package = Path(__file__).parents[1]
-    files = sorted(file for wing in _WINGS for file in (package / wing).rglob("*.py"))
+    files = sorted(chain.from_iterable((package / wing).rglob("*.py") for wing in _WINGS))
     files += [package / name for name in _FILES]
     parts = [SOURCE_HASH, *kernel_texts(), *(_statements(file.read_text()) for file in files)]
     return hashlib.blake2s("\0".join(parts).encode(), digest_size=8).hexdigest()

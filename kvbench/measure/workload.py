@@ -407,8 +407,10 @@ class Workload:
         end = int(rows.max()) + 2
         copied = np.zeros(end, dtype=bool)
         copied[rows] = True
-        for used in (workload._layouts[index] for workload in self.siblings for index in workload._used):
-            copied[used.destination_rows[used.destination_rows < end]] = True
+        for workload in self.siblings:
+            for index in workload._used:
+                swapped = workload._layouts[index].destination_rows
+                copied[swapped[swapped < end]] = True
         rows, sizes = rows[some], sizes[some]
         before, behind = rows[~copied[rows - np.uint64(1)]], rows[~copied[rows + np.uint64(1)]]
         spots = self._rng.integers(0, end, SPOT_CHECKS, dtype=np.uint64)

@@ -176,7 +176,8 @@ class Rounds:
         self.made = self.expected_visits - sum(len(visit.cells) for visit in every if progress.left_of(visit))
         rounds = ([*of_round] for _, of_round in groupby(every, key=attrgetter("round")))
         left = (of_round for of_round in rounds if any(progress.left(of_round, plan)))
-        self._stages = [[(visit.round, cell) for visit in of_round for cell in visit.cells] for of_round in left]
+        singly = (chain.from_iterable(visit.singly() for visit in of_round) for of_round in left)
+        self._stages = [[(visit.round, visit.cell) for visit in of_round] for of_round in singly]
 
     def stages(self) -> Iterator[list[tuple[int, Cell]]]:
         return iter(self._stages)

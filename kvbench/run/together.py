@@ -173,8 +173,10 @@ def _opened(spec: SweepSpec, path: Path, turns: DeviceTurns, stack: ExitStack) -
 def _run(executions: Sequence[Execution], path: Path, turns: DeviceTurns) -> list[SweepEnd]:
     """Measure on all devices at once, in the order of the plan that they have in common."""
     first = executions[0]
-    in_order = enumerate(visits(first.plan, first.spec.sampling, first.spec.seed))
-    turns.order = {(visit.round, cell.id): index for index, visit in in_order for cell in visit.cells}
+    order: dict[tuple[int, str], int] = {}
+    for index, visit in enumerate(visits(first.plan, first.spec.sampling, first.spec.seed)):
+        order |= {(visit.round, cell.id): index for cell in visit.cells}
+    turns.order = order
 
     def run(index: int) -> SweepEnd:
         try:
