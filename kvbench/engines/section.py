@@ -1,5 +1,6 @@
 """Engines: every method of each engine's own code, beside the best backend of the same run."""
 
+import math
 from collections.abc import Sequence
 from itertools import chain
 from statistics import median
@@ -139,10 +140,19 @@ def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:
     if not decided:
         return ""
     close = sum(compared.verdict is Verdict.SAME for compared, *_ in decided)
-    longer_us = median(shape.caller_us[call] - shape.caller_us[batched] for _, shape, batched, call in decided)
+    longer_us = [shape.caller_us[call] - shape.caller_us[batched] for _, shape, batched, call in decided]
     unclear = f" ({len(pairs) - len(decided)} undecided)" if len(decided) < len(pairs) else ""
     return (
         f"{engine.same_as} takes {ends([pair[0].ratio for pair in decided], figure)} times as long as batched, within "
         f"{BETWEEN_RUNS.fraction:.0%} of it in {close} of {counted(len(decided), 'cell')}{unclear}. Its call, through "
-        f"torch, changes the time of the calling thread by {longer_us:+.0f} us in the median."
+        f"torch, {_thread_text(longer_us)}."
     )
+
+
+def _thread_text(longer_us: Sequence[float]) -> str:
+    """What a call changes for its thread in the median of the cells, if their interval tells on which side of 0."""
+    low_us, high_us = known_interval(longer_us)
+    if low_us <= 0 <= high_us:
+        return "does not clearly change the time of the calling thread"
+    interval = f" ({low_us:+.0f} to {high_us:+.0f})" if math.isfinite(low_us) else ""
+    return f"changes the time of the calling thread by {median(longer_us):+.0f} us in the median{interval}"

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
-from kvbench.analysis.compare import Verdict
+from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Neighbour, Reuse, slots_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, method_label
@@ -17,7 +17,7 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
-from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, swap_text
+from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, ratio_text, swap_text
 from kvbench.report.view import Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
@@ -157,9 +157,9 @@ class DeviceLine(NamedTuple):
     at_once: Outcome
 
     @property
-    def kept(self) -> float:
-        """The share of its rate alone that the device keeps."""
-        return self.at_once.gbps / self.alone.gbps if self.alone.gbps > 0 else 0.0
+    def slowed(self) -> Comparison:
+        """How the time of a swap while all devices swap differs from that alone."""
+        return compare(self.alone, self.at_once)
 
 
 def _device_order(line: DeviceLine) -> tuple[Any, ...]:
@@ -174,19 +174,19 @@ def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:
         cell = line.alone.cell
         beside = "" if cell.neighbour == Neighbour.NONE else f", beside {cell.neighbour}"
         keys = (method_of(line.alone), swap_text(cell), f"{cell.stream_state}{beside}", line.device)
-        body.append([*keys, rate(line.alone), rate(line.at_once), f"{line.kept:.0%}"])
+        body.append([*keys, rate(line.alone), rate(line.at_once), ratio_text(line.slowed)])
     title = f"{lines[0].alone.cell.direction}: GB/s of swaps alone, and of all devices at once"
     clock = "CUDA events; a cell alone, and while every device swaps its own blocks at the same time"
-    header = ("Method", "Swap", "Stream", "Device", "GB/s alone", "GB/s at once", "Share")
+    header = ("Method", "Swap", "Stream", "Device", "GB/s alone", "GB/s at once", "Time, at once / alone")
     outcomes = [*chain.from_iterable((line.alone, line.at_once) for line in lines)]
     return measured_table(view, outcomes, clock, title, header, body, left=4)
 
 
 def _loss(lines: Iterable[DeviceLine]) -> Iterable[Text]:
     """Say what the card that loses most has left of its rate alone, where the visits tell that it loses some."""
-    less = [line for line in lines if compare(line.alone, line.at_once).verdict is Verdict.SLOWER]
-    if less:
-        worst = min(less, key=lambda line: line.kept)
+    slower = [line for line in lines if line.slowed.verdict is Verdict.SLOWER]
+    if slower:
+        worst = max(slower, key=lambda line: line.slowed.ratio)
         cell = worst.at_once.cell
         yield (
             f"{cell.direction} on {count(cell.devices)} devices at once: {rate(worst.at_once)} GB/s at worst, "

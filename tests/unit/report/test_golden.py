@@ -96,11 +96,8 @@ def everything(folder: Path, visits: int = 6) -> Run:
     failed, left_out, *measured = cells()
     records: list[Record] = [*synthetic.ceilings(), *synthetic.roofs(), Note(text="the worker was replaced once")]
     records += [visit for number in range(visits) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
-    several = [
-        replace(cell, devices=2)
-        for cell in measured
-        if (cell.backend, cell.blocks, cell.block_bytes) == ("triton", 256, 4096)
-    ]
+    triton = [cell for cell in measured if (cell.backend, cell.blocks, cell.block_bytes) == ("triton", 256, 4096)]
+    several = [replace(cell, devices=2) for cell in triton]
     records += [
         visit for number in range(visits) for visit in synthetic.visits(several, slower, count=7, round_=number)
     ]
@@ -205,14 +202,8 @@ def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: 
 
 
 def test_with_few_visits_no_table_marks_a_winner(few_visits: Report) -> None:
-    assert not [
-        cell
-        for part in few_visits.parts
-        for table in part.tables
-        for row in table.rows
-        for cell in row
-        if is_bold(cell)
-    ]
+    rows = [row for part in few_visits.parts for table in part.tables for row in table.rows]
+    assert not [cell for row in rows for cell in row if is_bold(cell)]
 
 
 def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(runs: list[Run]) -> None:

@@ -302,7 +302,7 @@ CASES = (
             [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, devices=devices) for devices in (1, 2)],
             lambda cell: 50.0 if cell.devices == 1 else 40.0,
         ),
-        ["sm (2 SMs)", "64 x 4 KiB", "idle", "cuda:0", "50.0", "40.0", "80%"],
+        ["sm (2 SMs)", "64 x 4 KiB", "idle", "cuda:0", "50.0", "40.0", "x1.25"],
         "h2d on 2 devices at once: 40.0 GB/s at worst, 50.0 alone (sm (2 SMs), 64 x 4 KiB).",
         lambda cell: cell.devices == 1,
     ),
@@ -458,14 +458,11 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
         height = most if cell.blocks == 10_000 else 1.0
         return 10.0 * height if cell.block_bytes > 24 * KIB else 2.0
 
+    def us(cell: Cell, number: int) -> float:
+        return cell.swap_bytes / rate(cell) / 1e3 * (1 + noise * (number % 2) * (cell.blocks == 10_000))
+
     cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
-    visits = [
-        synthetic.visit(
-            cell, cell.swap_bytes / rate(cell) / 1e3 * (1 + noise * at * (cell.blocks == 10_000)), 3, 0.0, n
-        )
-        for cell in cells
-        for n, at in enumerate((0, 1, 0, 1, 0, 1))
-    ]
+    visits = [synthetic.visit(cell, us(cell, number), 3, 0.0, number) for cell in cells for number in range(6)]
     (jump, numbers, published) = highlights_of(made_report(tmp_path, visits), "cliff")
     assert "28 KiB blocks move" in jump
     assert says in numbers
@@ -556,7 +553,7 @@ def test_a_swap_that_was_only_measured_at_once_has_no_line(tmp_path: Path) -> No
     part = part_of(made_report(tmp_path, of(cells, lambda cell: 50.0 / cell.devices)), "devices")
     (table,) = part.tables
     (row,) = table.rows
-    assert lines_of(row[-3:]) == ["50.0", "25.0", "50%"]
+    assert lines_of(row[-3:]) == ["50.0", "25.0", f"{TIMES}2.00"]
 
 
 def test_two_short_ladders_of_gathers_are_not_one(tmp_path: Path) -> None:
@@ -973,6 +970,14 @@ def test_the_swap_of_the_pull_request_is_held_against_its_figures(tmp_path: Path
     part = part_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
     says = "vllm_batch moves 2.50 GB/s, vllm_triton moves 16.0 GB/s; in vLLM #42212 3.8, and 18 to 19."
     assert f"10000 x 4 KiB h2d idle: {says}" in lines_of(part.findings)
+
+
+def test_a_call_that_is_longer_in_some_cells_and_shorter_in_others_changes_no_time_clearly(tmp_path: Path) -> None:
+    cells = [(2**power, us) for power, us in zip(range(6), (90.0, 110.0) * 3, strict=True)]
+    visits = [visit for blocks, us in cells for visit in by_engine("vllm_batch", blocks, us)]
+    visits += [visit for blocks, _ in cells for visit in by_engine("batched", blocks, 100.0)]
+    (finding,) = highlights_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
+    assert finding.endswith("Its call, through torch, does not clearly change the time of the calling thread.")
 
 
 def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
