@@ -217,16 +217,22 @@ def advice_of(runs: "Sequence[Run]", question: "Question", may: Allowed, output:
 
 
 def _show_runs(runs: "Sequence[Run]", question: "Question", output: Output) -> None:
-    """Print the answer of runs, side by side those of several machines; without any, the findings of the report."""
+    """Print the answer of runs, side by side those of several machines; where no row has a method, the findings of the
+    report too.
+    """
     if len({(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs}) > 1:
         _show_machines(runs, question, output)
     elif output.as_json:
         typer.echo(json.dumps(_record(runs, question), indent=2))
     else:
         try:
-            print_answer(advice_of(runs, question, Allowed(), output), remarks_on(runs), output)
+            advice = advice_of(runs, question, Allowed(), output)
         except UsageError as none:
             _print_text([f"No choice: {none}", *_findings(runs)], remarks_on(runs))
+            return
+        print_answer(advice, remarks_on(runs), output)
+        if not any(answer.use for answer in advice.answers):
+            print_page(_findings(runs, headline=False))
 
 
 def load_all(paths: Sequence[Path]) -> "list[Run]":
@@ -340,9 +346,9 @@ def _record(runs: "Sequence[Run]", question: "Question") -> dict[str, Any]:
         return {**remarks, "findings": _findings(runs)}
 
 
-def _findings(runs: "Sequence[Run]") -> list[str]:
+def _findings(runs: "Sequence[Run]", *, headline: bool = True) -> list[str]:
     from kvbench.report.build import report_of  # the sections take as long to import as pandas
     from kvbench.report.model import plain
 
     report = report_of(runs)
-    return [*map(plain, [*report.headline, *report.findings])]
+    return [*map(plain, [*(report.headline if headline else ()), *report.findings])]

@@ -62,6 +62,13 @@ def test_a_warning_and_the_cost_stand_beside_the_answer(tmp_path: Path) -> None:
     assert sum(line.startswith("Cost against each shape's best") for line in more) == 1
 
 
+def test_a_run_without_an_answer_says_what_it_found(tmp_path: Path) -> None:
+    cells = [replace(cell, stream_state=StreamState.SUSTAINED) for cell in synthetic.cliff_cells((256,))]
+    shown = output("show", synthetic.write_run(tmp_path / "run", synthetic.rounds(cells)))
+    assert "not measured: kvbench sweep engine" in shown
+    assert "on a sustained stream" in shown
+
+
 def test_an_answer_is_shown_without_pandas(run: Path) -> None:
     each = "[run(['show', sys.argv[1], *options]) for options in ([], ['--json'], ['--table', '--open'])]"
     program = f"import sys; from kvbench.cli.main import run; sys.exit(any({each}) or 'pandas' in sys.modules)"

@@ -24,9 +24,6 @@ CARDS: Final = sorted(cards(), key=lambda card: card.name[-len("2026-01-01") :],
 REPORT: Final = CARDS[0] if CARDS else ROOT
 RUNS: Final = REPORT / "runs"
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
-_PULL_REQUESTS: Final = "https://github.com/vllm-project/vllm/pull"
-# The first sentences of a section answer the question; the rest is its table's.
-_MOST_FINDINGS: Final = 2
 
 
 def numbers() -> str:
@@ -93,7 +90,7 @@ def _crossovers() -> str:
 
 
 def _linked(question: str, number: str) -> str:
-    return f"{question} ([#{number}]({_PULL_REQUESTS}/{number}))" if number else question
+    return f"{question} ([#{number}](https://github.com/vllm-project/vllm/pull/{number}))" if number else question
 
 
 def _found(name: str) -> str:
@@ -101,7 +98,7 @@ def _found(name: str) -> str:
     chapters = _chapters(name) if (RUNS / name).is_dir() else []
     if not chapters:
         return f"not measured: `kvbench sweep {name}`"
-    findings = [plain(finding).replace(TIMES, "x") for finding in chapters[0].part.findings[:_MOST_FINDINGS]]
+    findings = [plain(finding).replace(TIMES, "x") for finding in chapters[0].part.findings[:2]]
     return f"{' '.join(findings)} ([table]({_link_to(chapters[0].section.short_title)}))"
 
 
