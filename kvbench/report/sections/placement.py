@@ -140,8 +140,9 @@ def make_devices(view: View) -> PartOrReason:
         cell_alone=pd.Series([replace(outcome.cell, devices=1) for outcome in outcomes_in(cells)], cells.index, object),
     )
     # A line needs both: most cells of such a run are of one device alone.
-    pairs = arms.pivot(index=["cell_alone", "device"], columns="arm", values="outcome").dropna().reset_index()
-    lines = [DeviceLine(*line) for line in pairs[["device", _ALONE, _AT_ONCE]].itertuples(index=False)]
+    pairs = arms.pivot(index=["cell_alone", "device"], columns="arm", values="outcome").reset_index()
+    pairs = pairs.reindex(columns=["device", _ALONE, _AT_ONCE]).dropna()
+    lines = [DeviceLine(*line) for line in pairs.itertuples(index=False)]
     if not lines:
         return _NEEDS_DEVICES
     sides = grouped(sorted(lines, key=_device_order), lambda line: line.alone.cell.direction).values()

@@ -547,13 +547,12 @@ def test_gathers_of_engines_that_are_not_installed_have_no_table(tmp_path: Path)
 
 
 def test_a_swap_that_was_only_measured_at_once_has_no_line(tmp_path: Path) -> None:
-    """As in a sweep of several devices that was interrupted."""
+    """As in a sweep of several devices that was interrupted; without any line there is no section."""
     one, other = (Cell("sm", Direction.H2D, blocks, 4 * KIB, sms=2) for blocks in (64, 128))
     cells = [one, replace(one, devices=2), replace(other, devices=2)]
-    part = part_of(made_report(tmp_path, of(cells, lambda cell: 50.0 / cell.devices)), "devices")
-    (table,) = part.tables
-    (row,) = table.rows
-    assert lines_of(row[-3:]) == ["50.0", "25.0", f"{TIMES}2.00"]
+    (table,) = part_of(made_report(tmp_path, of(cells, lambda cell: 50.0 / cell.devices)), "devices").tables
+    assert [lines_of(row[-3:]) for row in table.rows] == [["50.0", "25.0", f"{TIMES}2.00"]]
+    assert "devices" not in sections_of(made_report(tmp_path / "at once", of(cells[1:], lambda _: 25.0)))
 
 
 def test_two_short_ladders_of_gathers_are_not_one(tmp_path: Path) -> None:
