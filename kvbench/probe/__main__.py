@@ -42,14 +42,14 @@ def _health(bench: ProbeBench) -> ProbeFinding:
         bench.submit(blocks.arrays(direction), direction)
         wrong += blocks.wrong(direction)
     info = bench.device.driver.info
-    known = identity(bench.device.name, "", pci_bus_id=info.pci_bus_id or None, sm_count=info.sm_count)
+    fields = identity(bench.device.name, "", pci_bus_id=info.pci_bus_id or None, sm_count=info.sm_count)
     return ProbeFinding(
         answer=f"{wrong} of 512 blocks are wrong" if wrong else "a fresh process copies correctly",
         number=wrong,
         unit="blocks",
         of="wrong",
         expected=wrong == 0,
-        figures={"title": info.title, **{name: value for name, value in known.items() if value not in (None, "")}},
+        figures={"title": info.title, **{name: value for name, value in fields.items() if value not in (None, "")}},
     )
 
 

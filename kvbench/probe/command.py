@@ -48,9 +48,10 @@ def probe(
 
 def exit_code(report: ProbeReport, *, named: bool) -> ExitCode:
     """The exit code: a probe that is off fails the command only if it was named."""
-    missing = [one.found for one in (*report.results, report.health) if isinstance(one.found, Unanswered)]
+    found = [result.found for result in (*report.results, report.health)]
+    missing = [answer for answer in found if isinstance(answer, Unanswered)]
     ill = isinstance(report.health.found, ProbeFinding) and not report.health.found.expected
-    return ExitCode.FAILED_CELLS if ill or any(named or not one.off for one in missing) else ExitCode.DONE
+    return ExitCode.FAILED_CELLS if ill or any(named or not answer.off for answer in missing) else ExitCode.DONE
 
 
 def _resolved(device: str, fault: str | None) -> str:
@@ -112,8 +113,8 @@ def _figures(report: ProbeReport) -> Iterator[tuple[str, str]]:
     for result in (*report.results, report.health):
         if isinstance(result.found, ProbeFinding) and result.found.figures:
             figures = result.found.figures.items()
-            shown = (f"{name} {_digits(value) if isinstance(value, float) else value}" for name, value in figures)
-            yield result.name, ", ".join(shown)
+            texts = (f"{name} {_digits(value) if isinstance(value, float) else value}" for name, value in figures)
+            yield result.name, ", ".join(texts)
 
 
 def _digits(value: float) -> str:

@@ -4,6 +4,7 @@ import ctypes
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Final
 
 from kvbench.cells.axes import Direction, Order
@@ -70,7 +71,7 @@ _MARK: Final = 0x5A
 
 def order(bench: ProbeBench) -> ProbeFinding:
     """Count the blocks whose source was read early or late, by direction and order, behind a gate and without."""
-    cases = [(direction, order) for direction in Direction for order in Order]
+    cases = list(product(Direction, Order))
     early, late = dict.fromkeys(cases, 0), dict.fromkeys(cases, 0)
     after_return = total = 0
     for count, size in _SHAPES:

@@ -143,6 +143,6 @@ class Blocks:
         if direction is Direction.H2D:
             self.move(self._spare, self.card, Direction.D2H)
         self._bench.stream.synchronize()
-        seen = (self._spare if direction is Direction.H2D else self.host).array()
-        differ = np.logical_or.reduceat(seen != self._expected, self._starts.astype(np.int64))
+        arrived = (self._spare if direction is Direction.H2D else self.host).array()
+        differ = np.logical_or.reduceat(arrived != self._expected, self._starts.astype(np.int64))
         return int(np.count_nonzero(differ))

@@ -125,7 +125,7 @@ def _without_ranks(cell: Cell, context: Context) -> str | None:
 
 
 def _without_room(cell: Cell, context: Context) -> str | None:
-    """Return why no swap of `cell` fits into the pool; swaps of a trace are left out one by one when they are made."""
+    """Why no swap of `cell` fits into the pool; swaps of a trace are left out one by one when they are made."""
     trace = context.spec.trace
     if trace is None or not cell.pool_bytes:
         return misfit(cell)
@@ -215,7 +215,7 @@ CHECKS: Final[Sequence[Callable[[Cell, Context], str | None]]] = (
 
 
 def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:
-    """Return the bytes that measuring `cell` takes on each side: a pool (also used for the ceiling) and descriptors."""
+    """The bytes that measuring `cell` takes on each side: a pool (also used for the ceiling) and descriptors."""
     return _pool_bytes(cell, sampling, device_kind) + cell.blocks * DESCRIPTOR_BYTES
 
 
@@ -236,7 +236,7 @@ def _neighbour_bytes(cell: Cell, context: Context) -> int:
 
 
 def free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
-    """Return the bytes that a pool may take on each side, leaving room for descriptors."""
+    """The bytes that a pool may take on each side, leaving room for descriptors."""
     usable = usable_of_host(device, spec)
     if device.has_one_memory:
         usable //= 2
@@ -246,7 +246,7 @@ def free_for_a_pool(device: DeviceFacts, spec: SweepSpec) -> int:
 
 
 def usable_of_host(device: DeviceFacts, spec: SweepSpec) -> int:
-    """Return the bytes of host memory for one device: all devices of a sweep take theirs from one host."""
+    """The bytes of host memory for one device: all devices of a sweep take theirs from one host."""
     return usable_bytes(spec.limits.host_bytes, device.host_free_bytes) // len(spec.devices)
 
 

@@ -51,7 +51,7 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name_or_path: str) -> Path:
-    """Return the file of a shipped config's name ("quick"), or the path itself when it ends in .toml.
+    """The file of a shipped config's name ("quick"), or the path itself when it ends in .toml.
 
     Raises UsageError if no shipped config has that name.
     """
@@ -97,7 +97,7 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
     swaps = (choice or ModelChoice()).over(file).swaps()
     if swaps and not file.models:  # the filters limit the sizes of the file, which the models replace
         of_sizes = (*MODEL_AXES, SWAP_BYTES.name)
-        spec = replace(spec, filters=tuple(one for one in spec.filters if Filter.parse(one).axis not in of_sizes))
+        spec = replace(spec, filters=tuple(text for text in spec.filters if Filter.parse(text).axis not in of_sizes))
     return replace(spec.with_models(swaps), step_model=(choice or ModelChoice()).step_model())
 
 

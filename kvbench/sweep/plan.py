@@ -75,33 +75,34 @@ class PlannedVisit:
 
 def asked_for(spec: SweepSpec) -> list[Installed]:
     """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
-    known, _ = installed()
-    names = {name for name, backend in known.items() if backend.own}
+    backends, _ = installed()
+    names = {name for name, backend in backends.items() if backend.own}
     for group in spec.groups:
-        names.update(group.get("backend", [name for name, backend in known.items() if not backend.engine]))
-    for name in sorted(names - known.keys()):
-        raise unknown_backend(name, known)
-    return [known[name] for name in sorted(names)]
+        names.update(group.get("backend", [name for name, backend in backends.items() if not backend.engine]))
+    for name in sorted(names - backends.keys()):
+        raise unknown_backend(name, backends)
+    return [backends[name] for name in sorted(names)]
 
 
 def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts]) -> Plan:
-    """Return the plan of `spec` on `device`: its cells without duplicates, in the order of the groups and their axes.
+    """The plan of `spec` on `device`: its cells without duplicates, in the order of the groups and their axes.
 
     Raises UsageError for an unknown backend and for more than MAX_COMBINATIONS combinations.
     """
-    known = {facts.name: facts for facts in backends}
+    by_name = {facts.name: facts for facts in backends}
     # Without a policy, auto duplicates another backend, so it runs only on request.
-    usual = tuple(one.name for one in backends if not one.on_request and (one.name != AUTO or spec.policy is not None))
+    on_request = {facts.name for facts in backends if facts.on_request} | ({AUTO} if spec.policy is None else set())
+    usual = tuple(name for name in by_name if name not in on_request)
     usual_pool = default_pool_bytes(device.kind, free_for_a_pool(device, spec))
     groups = [_with_model_layers(group, spec) for group in spec.groups]
-    grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, known)]
+    grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, by_name)]
     count = sum(math.prod(map(len, values.values())) for _, values in grids)
     if count > MAX_COMBINATIONS:
         raise UsageError(f"the sweep has {count} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values")
     asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
     filters = [Filter.parse(text) for text in spec.filters]
     kept = [cell for cell in asked if all(condition.holds(cell) for condition in filters)]
-    reasons = {cell: why_not(cell, Context(device, known[cell.backend], spec)) for cell in kept}
+    reasons = {cell: why_not(cell, Context(device, by_name[cell.backend], spec)) for cell in kept}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
     kinds, fitting = len(memories_of(cells)), usable_of_host(device, spec) // max(1, side_bytes)
@@ -119,7 +120,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
 
 
 def memories_of(cells: Iterable[Cell]) -> list[str]:
-    """Return the methods that pin host memory: for `cells`, and for large copies."""
+    """The methods that pin host memory: for `cells`, and for large copies."""
     return sorted({str(Memory.ALLOCATED), *(cell.memory for cell in cells if cell.memory is not None)})
 
 
@@ -143,7 +144,7 @@ def visits(plan: Plan, sampling: Sampling, seed: int) -> Iterator[PlannedVisit]:
 
 
 def with_arms(number: int, cells: Iterable[Cell], plan: Plan) -> list[PlannedVisit]:
-    """Return the visits of these cells in a round, those measured in turn together, in the order of their firsts."""
+    """The visits of these cells in a round, those measured in turn together, in the order of their firsts."""
     arms: dict[tuple[object, ...], list[Cell]] = {}
     for cell in cells:
         arms.setdefault(_question(cell, plan), []).append(cell)
@@ -172,7 +173,7 @@ def _question(cell: Cell, plan: Plan) -> tuple[object, ...]:
 
 
 def by_package(planned: Sequence[PlannedVisit], plug_ins: Mapping[str, str]) -> list[PlannedVisit]:
-    """Return the visits of one attempt in a round with those of each plug-in package together, otherwise in order.
+    """The visits of one attempt in a round with those of each plug-in package together, otherwise in order.
 
     A package has a worker of its own, so each change of the package costs the start of one. The order of packages
     alternates from round to round: none is always first, and a round begins with the last package of the one before.
@@ -182,7 +183,7 @@ def by_package(planned: Sequence[PlannedVisit], plug_ins: Mapping[str, str]) -> 
 
 
 def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
-    """Return the group with its model's number of layers where a sequence leaves it to the model."""
+    """The group with its model's number of layers where a sequence leaves it to the model."""
     asked = group.get("sequence", ())
     layers = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
     if layers is None and (sequence := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
@@ -192,17 +193,17 @@ def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
 
 
 def _grids(
-    names: Sequence[str], group: Group, device: DeviceFacts, known: Mapping[str, BackendFacts]
+    names: Sequence[str], group: Group, device: DeviceFacts, backends: Mapping[str, BackendFacts]
 ) -> Iterator[_Grid]:
     for name in names:
-        backend = known.get(name)
+        backend = backends.get(name)
         if backend is None:
-            raise unknown_backend(name, known)
+            raise unknown_backend(name, backends)
         yield backend, {axis: _values(axis, group, device, backend) for axis in AXES}
 
 
 def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts) -> tuple[AxisValue | None, ...]:
-    """Return the values of one axis; if the backend does not support it: `unused`, then the values to skip."""
+    """The values of one axis; if the backend does not support it: `unused`, then the values to skip."""
     if axis == "backend":
         return (backend.name,)
     asked = tuple(map(AXES[axis].parse_one, group.get(axis, ())))

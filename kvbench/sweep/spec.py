@@ -66,7 +66,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return max(0, (rows - 1) // self.descriptors - 1)
 
     def enough_for(self, blocks: int) -> str:
-        """Return the power of two of a pool into which `blocks` scattered blocks fit."""
+        """The power of two of a pool into which `blocks` scattered blocks fit."""
         return format_size(1 << (((2 * blocks + 1) * self.descriptors + 1) * self.row_bytes - 1).bit_length())
 
     @property
@@ -137,7 +137,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=
             raise ValueError(f"max_samples: {self.max_samples} is less than min_samples, {self.min_samples}")
 
     def start_of(self, number: int) -> int:
-        """Return the start of a worker, from 0, that measures a round; the rounds of one start follow each other."""
+        """The start of a worker, from 0, that measures a round; the rounds of one start follow each other."""
         return number * min(self.starts, self.rounds) // self.rounds
 
 
@@ -187,7 +187,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return tuple(map(plain_device, self.device.split(",")))
 
     def with_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
-        """Return the sweep with these axes (name -> values in the grammar of `-a`) instead of its own."""
+        """The sweep with these axes (name -> values in the grammar of `-a`) instead of its own."""
         chosen = {name: axis_named(name).texts(text) for name, text in assignments.items()}
         decided = next((name for name in chosen if name in MODEL_AXES), None)
         if self.models and decided is not None:
@@ -195,7 +195,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return replace(self, groups=_once({**group, **chosen} for group in self.groups))
 
     def with_asked_axes(self, assignments: Mapping[str, str]) -> "SweepSpec":
-        """Return the sweep as `-a` asks: values that the sweep has on an axis select its cells, others replace its own.
+        """The sweep as `-a` asks: values that the sweep has on an axis select its cells, others replace its own.
 
         A group without any of the selected values goes. Raises UsageError as `with_axes`.
         """
@@ -213,14 +213,14 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return spec
 
     def with_models(self, swaps: Sequence[ModelSwap]) -> "SweepSpec":
-        """Return the sweep with the swaps of these models in every group; without models, the sweep unchanged."""
+        """The sweep with the swaps of these models in every group; without models, the sweep unchanged."""
         if not swaps:
             return self
         groups = _once({**group, **swap.axes} for group in self.groups for swap in swaps)
         return replace(self, groups=groups, models=tuple(swaps))
 
     def with_trace(self, trace: Replay) -> "SweepSpec":
-        """Return the sweep with cells that replay `trace`; raises UsageError for an axis that the trace decides.
+        """The sweep with cells that replay `trace`; raises UsageError for an axis that the trace decides.
 
         A cell has the size of the median swap; its visits are of the sizes in the trace.
         """
@@ -231,8 +231,8 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         groups = []
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):
-                if of := trace.of(direction).blocks:
-                    values = texts | {"direction": direction, "blocks": str(of * trace.descriptors)}
+                if blocks := trace.of(direction).blocks:
+                    values = texts | {"direction": direction, "blocks": str(blocks * trace.descriptors)}
                     groups.append({**group, **{name: AXES[name].texts(text) for name, text in values.items()}})
         if not groups:
             raise UsageError("-a direction: the trace has no swaps in this direction")
@@ -254,7 +254,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         host_memory: str | None = None,
         device_memory: str | None = None,
     ) -> "SweepSpec":
-        """Return the sweep with these options; None leaves an option unchanged. Raises UsageError."""
+        """The sweep with these options; None leaves an option unchanged. Raises UsageError."""
         options = {"host_memory": host_memory, "device_memory": device_memory}
         sizes = {name: text for name, text in options.items() if text is not None}
         limits = {LIMITS[name]: read_memory(f"--{name.replace('_', '-')}", text) for name, text in sizes.items()}
@@ -267,7 +267,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         )
 
     def to_plain(self) -> dict[str, object]:
-        """Return the sweep as JSON-compatible data; `from_plain` reads it back."""
+        """The sweep as JSON-compatible data; `from_plain` reads it back."""
         plain: dict[str, object] = msgspec.json.decode(msgspec.json.encode(self))
         return plain
 
@@ -294,7 +294,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
 
 
 def read_memory(where: str, value: object) -> int:
-    """Return the bytes of a memory limit (a size, or a number of bytes); raises UsageError, which names `where`."""
+    """The bytes of a memory limit (a size, or a number of bytes); raises UsageError, which names `where`."""
     with located(where):
         try:
             size = parse_size(value) if isinstance(value, str) else value
@@ -309,14 +309,14 @@ def read_memory(where: str, value: object) -> int:
 
 
 def _values_of(group: Group, name: str) -> tuple[str, ...]:
-    """Return the values of a group on an axis; none where it leaves them to its backends."""
+    """The values of a group on an axis; none where it leaves them to its backends."""
     axis = AXES[name]
     return group.get(name) or tuple(map(axis.write, axis.default))
 
 
 def _once(groups: Iterable[Group]) -> tuple[Group, ...]:
-    each = list(groups)
-    return tuple(group for index, group in enumerate(each) if group not in each[:index])
+    listed = list(groups)
+    return tuple(group for index, group in enumerate(listed) if group not in listed[:index])
 
 
 def _read_group(group: Group) -> Group:
@@ -356,7 +356,7 @@ def submissions(sampling: Sampling, state: StreamState) -> int:
 
 
 def visit_deadline_s(cell: Cell, sampling: Sampling) -> float:
-    """Return the seconds of silence after which a visit of `cell` counts as hung; more work allows more time."""
+    """The seconds of silence after which a visit of `cell` counts as hung; more work allows more time."""
     swaps = _swaps(sampling, cell.stream_state, sampling.min_samples) * (1 + cell.queued)
     around_us = cell.pause_us + (sampling.busy_delay_us if cell.stream_state.pending else 0)
     least_s = swaps * (cell.swap_bytes / _SLOWEST_BYTES_PER_S + around_us / 1e6)

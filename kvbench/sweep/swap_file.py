@@ -177,7 +177,7 @@ def runs_of(ids: _Ids) -> list[int]:
 
 
 def ids_of(runs: Sequence[int]) -> _Ids:
-    """Return the ids that `runs_of` made runs of; raises ValueError for what cannot be runs."""
+    """The ids that `runs_of` made runs of; raises ValueError for what cannot be runs."""
     flat = np.array(runs, dtype=np.int64)
     first, signed = flat[::2], flat[1::2]
     if len(first) != len(signed) or not signed.all():
@@ -244,22 +244,22 @@ def _origin(header: Header, span_s: float) -> str:
 
 
 def selected(replay: Replay) -> dict[str, list[Numbered]]:
-    """Return the swaps to replay by direction, in order; raises UsageError if the file has changed."""
+    """The swaps to replay by direction, in order; raises UsageError if the file has changed."""
     path = Path(replay.path)
     if not path.is_file() or _sha256(path) != replay.sha256:
         raise UsageError(f"--trace {path}: the file is not the one that the run began with")
     numbers = dict.fromkeys(map(str, Direction), 0)
     swaps: dict[str, list[Numbered]] = {str(direction): [] for direction in Direction}
     for swap in TraceReader(path):
-        number, of = numbers[swap.direction], replay.of(swap.direction)
+        number, chosen = numbers[swap.direction], replay.of(swap.direction)
         numbers[swap.direction] += 1
-        if number >= of.first and (number - of.first) % of.step == 0:
+        if number >= chosen.first and (number - chosen.first) % chosen.step == 0:
             swaps[swap.direction].append(Numbered(number, swap))
     return swaps
 
 
 def chunk(swaps: list[Swaps], number: int, rounds: int) -> list[Swaps]:
-    """Return the swaps of visit `number` of `rounds`: the trace in as many blocks of time, of equally many swaps.
+    """The swaps of visit `number` of `rounds`: the trace in as many blocks of time, of equally many swaps.
 
     Fewer swaps than visits come again.
     """
