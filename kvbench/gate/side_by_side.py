@@ -228,12 +228,14 @@ class SideBySide:
         """
         began_s = time.monotonic()
         self._round(self._cells, deadline_s, verify=True)
+        # The last round compares bytes as this one did, and takes as long: no pair may use its time.
         closing_s = time.monotonic() - began_s
         if not self._pairs:
             raise UsageError(f"--minutes: start-up alone took {self._opening_s:.0f} s; give more")
         closing_from_s = deadline_s - closing_s
         judgement = self._judged(margin, None)
         for look in PLAN:
+            # What differs in one process of each side can be of these processes: only new ones tell.
             differ = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
             renewed = differ > 0 and time.monotonic() + self._opening_s < closing_from_s
             if renewed:
@@ -244,7 +246,7 @@ class SideBySide:
                 for number in range(max(missing.values(), default=0)):
                     cells = [cell for cell, count in missing.items() if count > number]
                     self._round(cells, closing_from_s, verify=renewed)
-                    renewed = False
+                    renewed = False  # new processes are checked in their first round, as the others were
                 judgement = self._judged(margin, judgement)
             settled = sum(row.settled for row in judgement.rows)
             self._say(f"{look.pairs} pairs: {settled} of {len(judgement.rows)} rows are settled")
@@ -279,6 +281,7 @@ class SideBySide:
             return False
         number = self._rounds
         self._rounds += 1
+        # To run second costs something: taken in turns, it falls on both sides alike.
         order = (BASE, CAND) if number % 2 == 0 else (CAND, BASE)
         drawn = int(np.random.default_rng((self._seed, number // AUDITED)).integers(AUDITED))
         verify = verify or number % AUDITED == drawn
@@ -309,7 +312,9 @@ class SideBySide:
             if not isinstance(answer, Visit):
                 self._failed.add(cell)
                 return
+            # The other side is visited on this CPU too: another one can be at another speed.
             cpu, (began_ns, ended_ns) = answer.cpu, answer.span_ns or (0, 0)
+            # Two visits at once on one GPU slow each other.
             if not self._last_ns <= began_ns <= ended_ns <= time.monotonic_ns():
                 side.execution.fail(planned, "its visit overlaps a visit of the other side")
                 self._failed.add(cell)

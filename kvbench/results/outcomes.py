@@ -259,6 +259,7 @@ def _medians(cell: Cell, visits: Iterable[Visit], in_turn: Mapping[int, MedianIn
             is_swap = time == "swap_us"
             values = visit.swap_times_us if is_swap else getattr(visit.samples, time)
             if values:
+                # The median of a visit in turn holds its ratios to the other arms: `compare` takes these.
                 by_round[visit.round] = (is_swap and in_turn.get(id(visit))) or median(values)
     return medians
 

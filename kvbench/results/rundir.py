@@ -179,7 +179,7 @@ class _JournalReader(Iterable[Record]):
         return iter(_read(self)[-1])
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # of one run at a time: its samples take most of the memory
 def _read(journal: _JournalReader) -> tuple[str, Position, Sequence[Record]]:
     """The name of a journal's file, the end of what was read of it, and its records that count."""
     first_end, end, records = journal.end, Position(), list[Record]()
