@@ -14,14 +14,14 @@ from typing import Final
 
 from tests.sources import ROOT, syntax
 
-# What the house aims at: 20 500 lines of code, 155 files, 110 arrows, 6 400 lines of csrc, 24 000 of tests. It stands
+# What the house aims at: 20 500 lines of code, 155 files, 6 400 lines of csrc, 24 000 of tests. It stands
 # above that since it answers for swaps beside decode and prefill: their steps and records, the pace, the staged copies,
 # swaps of both directions and the doctor's measurement came in one go.
 MOST: Final = {
     "lines of code in the package": 22_900,
     "files of the package": 166,
     "arrows between its rooms": 93,
-    "lines of csrc without tests": 6_700,
+    "lines of csrc without tests": 6_650,
     "lines of Python in tests": 26_000,
 }
 LONGEST_FUNCTION: Final = 60
