@@ -202,11 +202,11 @@ def test_a_difference_holds_in_every_start_and_needs_a_common_round() -> None:
 
 
 def test_samples_are_paired_within_a_visit_alone() -> None:
-    known, gap = ([1.0, 2.0, 9.0], [2.0, 4.0, math.nan])
+    known, gap = ([1.0, 2.0, 9.0, 9.0], [2.0, 4.0, math.nan, math.nan])
     base, other = medians_in_turn([known, gap])
-    assert (base, other) == (2.0, 3.0)
+    assert (base, other) == (5.5, 3.0)
     assert log_ratio(base, other) == pytest.approx(math.log(2))  # of the two tuples that both know
-    assert log_ratio(base, *medians_in_turn([gap])) == pytest.approx(math.log(1.5))
+    assert log_ratio(base, *medians_in_turn([gap])) == pytest.approx(math.log(3 / 5.5))
 
 
 def test_intervals_of_pairs_hold_where_visits_are_correlated_and_processes_differ() -> None:
