@@ -396,6 +396,8 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case,
     assert shown[: len(case.line)] == list(case.line)
     assert [plain(text) for text in row if reports.is_bold(text)] == list(case.bold)
     assert any(case.finding in text.replace(TIMES, "x") for text in highlights_of(report, case.section))
+    for line in [line for chart in part.charts for line in chart.plot.lines]:
+        assert all(low <= y <= high for low, y, high in zip(line.low, line.y, line.high, strict=True))
     if case.section in shipped_configs():
         (section,) = (chapter.section for chapter in report.chapters if chapter.section.name == case.section)
         asked = asked_for(report, case.section)
