@@ -318,6 +318,7 @@ def test_a_copier_forgets_the_pools_of_other_cells_before_it_takes_a_list(monkey
     monkeypatch.setattr(auto, "copier_swap", engine.swap)
     prepared_by(monkeypatch, "batched", Direction.H2D, H200)
     assert [name for name, *_ in engine.mock_calls][:2] == ["forget", "swap"]
+    assert engine.swap.call_args.args[4] is True  # to the GPU, in any order
 
 
 def test_another_policy_has_a_copier_of_its_own() -> None:
