@@ -89,3 +89,4 @@ def test_an_interrupt_ends_the_visits_of_all_devices(tmp_path: Path, number: sig
         assert process.wait(command.TIMEOUT_S) == 130
     assert [end["run"] for end in ends] == ["run/cpu-0", "run/cpu-1"]
     assert {(end["status"], end["reason"]) for end in ends} == {("interrupted", reason)}
+    succeeds("report", "run", cwd=tmp_path)
