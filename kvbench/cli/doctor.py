@@ -55,13 +55,24 @@ def doctor(
 
 
 def print_hosts(paths: Sequence[Path]) -> None:
-    """Print a line for each host whose JSON is in a file, and by what some stand out."""
+    """Print a line for each host whose JSON is in a file, by what some stand out, and the files that hold none."""
     from kvbench.report.fleet import HEADER, hosts_in, remarks, row
 
-    hosts = hosts_in(paths)
+    read, unread = [], []
+    for path in paths:
+        try:
+            hosts_in([path])
+            read.append(path)
+        except UsageError as why:
+            unread.append(str(why))
+    if not read:
+        raise UsageError(unread[0])
+    hosts = hosts_in(read)
     print_rows([row(name, report) for name, report in hosts.items()], HEADER)
-    if lines := remarks(hosts):
+    if lines := [*remarks(hosts), *unread]:
         print_lines(["", *lines])
+    if unread:
+        sys.exit(ExitCode.USAGE)
 
 
 def _json(about: str, card: str, checks: Sequence[Check], health: "Health | None") -> str:

@@ -182,6 +182,9 @@ def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> Non
     shown = CliRunner().invoke(app, ["show", *map(str, paths)])
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()[:5]] == ["host", "a", "b", "c", "d"]
+    (hosts / "f.json").touch()
+    partly = CliRunner().invoke(app, ["show", *map(str, paths), str(hosts / "f.json")])
+    assert (partly.exit_code, partly.stdout.startswith(shown.stdout), "f.json:" in partly.stdout) == (2, True, True)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"card": 3}', '{"card": "x", "device": "cuda:0"}', "\x00"])
