@@ -51,12 +51,16 @@ def read_capped(path: Path, cap_bytes: int) -> bytes:
 
 
 def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
-    """Replace the content of `path` with `data` atomically; a link at `path` is replaced, not followed.
+    """Replace the content of `path` with `data` atomically; a link to a file is replaced, not followed.
 
+    A device or a pipe takes the data in its place: who may write to /dev may replace /dev/null.
     The data is on disk on return, unless `wait` is false (for files that can be regenerated). Raises StorageError if
     the disk is full; other OSErrors propagate.
     """
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(data)
+            return
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:

@@ -95,6 +95,8 @@ def write_trace(path: Path, header: Header, swaps: Iterable[Swap], end: dict[str
 
     Raises UsageError and StorageError.
     """
+    if path.exists() and not path.is_file():
+        raise UsageError(f"-o {path}: not a regular file")
     encoder = msgspec.json.Encoder()
     lines: Iterator[Any] = chain([header], map(_line, swaps))
     part = path.with_name(f"{path.name}.part")

@@ -9,6 +9,7 @@ import pytest
 from kvbench.ground.errors import StorageError, UsageError
 from kvbench.ground.files import write_output, write_whole
 from kvbench.results import RunWriter
+from kvbench.sweep.swap_file import Header, write_trace
 from tests import synthetic
 
 
@@ -48,7 +49,7 @@ def test_a_link_stays_a_link_and_its_file_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "real").read_bytes() == b"new"
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
-    for other in (Path("/dev/null"), tmp_path / "loop", tmp_path / "pipe", tmp_path):
+    for other in (tmp_path / "loop", tmp_path / "pipe", tmp_path):  # no device of this machine: a fault may replace it
         with pytest.raises(UsageError, match=f"-p {other}: not a regular file"):
             write(other)
 
@@ -92,6 +93,16 @@ def test_a_file_is_on_disk_before_its_name_and_the_name_before_the_end(
     assert (folder, after) == (tmp_path, ["file"])
     write_whole(tmp_path / "file", b"newer", wait=False)
     assert len(synced) == 2
+
+
+def test_a_pipe_takes_data_and_is_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with os.fdopen(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as read:
+        write_whole(tmp_path / "pipe", b"new")
+        assert read.read() == b"new"
+    assert (tmp_path / "pipe").is_fifo()
+    with pytest.raises(UsageError, match="pipe: not a regular file"):
+        write_trace(tmp_path / "pipe", Header(block_bytes=1), [], {})
 
 
 def test_a_new_run_directory_is_on_disk_with_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
