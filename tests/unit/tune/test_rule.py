@@ -20,7 +20,7 @@ from kvbench.cli.main import app
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
-from kvbench.results import Record, Run, load_run
+from kvbench.results import Record, Run
 from kvbench.tune.advice import policy_of
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import Measured, shapes_of, typical
@@ -242,13 +242,6 @@ def test_two_runs_with_a_backend_each_are_compared_by_more_than_starts_differ(
     undecided = f"{0 if decided else len(answers)} of {len(answers)} shapes undecided"
     assert any(undecided in line for line in summary(runs))
     assert decided or any("batched, undecided against sm" in line for line in summary(runs))
-
-
-def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
-    run = run_of(tmp_path, crossing)
-    other = synthetic.write_run(tmp_path / "other", synthetic.rounds(cells()), synthetic.info("Another GPU"))
-    with pytest.raises(UsageError, match="runs must be of one device and driver; these are of Another GPU"):
-        advice_of([run, load_run(other)])
 
 
 def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:

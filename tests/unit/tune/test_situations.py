@@ -18,7 +18,7 @@ from kvbench.cli.main import app
 from kvbench.ground.errors import UsageError
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
-from kvbench.results import Run, Visit
+from kvbench.results import Run, Visit, load_run
 from kvbench.tune.advice import Advice
 from kvbench.tune.situations import Answer, Question
 from kvbench.tune.table import others_of, rows_of
@@ -196,6 +196,13 @@ def test_where_no_method_moves_enough_or_keeps_the_limit_the_row_says_so(tmp_pat
     kept = answer(advice_of([run], Question(limits={DECODE: 0.05})), DECODE)
     assert kept.use is not None
     assert str(kept.use.choice) == "sm sms=2"
+
+
+def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
+    run, other = (stores(tmp_path / name).path for name in ("run", "other"))
+    (other / "run.json").write_text((other / "run.json").read_text().replace("Synthetic H200", "Another GPU"))
+    with pytest.raises(UsageError, match="runs must be of one device and driver; these are of Another GPU"):
+        advice_of([load_run(run), load_run(other)])
 
 
 def test_a_situation_is_answered_by_its_own_run_alone(tmp_path: Path) -> None:
