@@ -20,7 +20,6 @@ using DevicePointer = unsigned long long;
 using MappedHandle = unsigned long long;
 
 inline constexpr Result kSuccess = 0;
-inline constexpr Result kErrorInvalidValue = 1;
 inline constexpr Result kErrorNotReady = 600;
 inline constexpr int kFuncMaxDynamicSharedSizeBytes = 8;
 inline constexpr unsigned kStreamNonBlocking = 1;
