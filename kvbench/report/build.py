@@ -1,6 +1,5 @@
 """From runs to a report: its content as data, and its files: report.md, report.html and charts."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,12 +7,13 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kvbench.analysis.compare import MIN_PAIRS
+from kvbench.analysis.compare import MIN_PAIRS, Verdict, known_interval
 from kvbench.analysis.margins import IN_TURN, WIDE
 from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.installed import ENGINES_SECTION
@@ -42,16 +42,8 @@ from kvbench.report.sections import (
     streams,
     threshold,
 )
-from kvbench.report.tables import both_directions, name_of, words_in
-from kvbench.report.view import (
-    View,
-    ceilings_text,
-    cell_warnings,
-    grouped,
-    slower_when_disturbed,
-    spread_of_runs,
-    views_of,
-)
+from kvbench.report.tables import SIGNS, both_directions, name_of, words_in
+from kvbench.report.view import View, ceilings_text, cell_warnings, grouped, spread_of_runs, views_of, when_disturbed
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import Outcome, Status
@@ -291,9 +283,16 @@ def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
         return ""
     share = sum(len(outcome.disturbed) for outcome in outcomes) / sum(len(outcome.attempts) for outcome in outcomes)
     which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
-    call, swap = (slower_when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
-    slower = f": calls {call - 1:+.0%}, swaps {swap - 1:+.0%}" if math.isfinite(call) else ""
+    calls, swaps = (when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
+    slower = f": calls {_change_text(calls)}, swaps {_change_text(swaps)}" if calls and swaps else ""
     return f"{share:.0%} of the visits were disturbed{which}{slower}"
+
+
+def _change_text(ratios: Sequence[float]) -> str:
+    """The change in the median of the cells, with a sign where their interval does not tell that there is one."""
+    low, high = known_interval(ratios)
+    is_told = low > 1 or high < 1
+    return f"{'' if is_told else SIGNS[Verdict.UNDECIDED]}{median(ratios) - 1:+.0%}"
 
 
 def _visits_text(outcomes: Sequence[Outcome]) -> str:

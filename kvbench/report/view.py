@@ -1,6 +1,5 @@
 """A run as a report looks at it: its table and samples read once, and which of its cells a table or chart shows."""
 
-import math
 import re
 import shlex
 from collections import Counter
@@ -314,10 +313,8 @@ def spread_of_runs(views: Sequence[View]) -> list[float]:
 _LEAST_VISITS: Final = 2
 
 
-def slower_when_disturbed(outcomes: Iterable[Outcome], time: str) -> float:
-    """How many times as long the disturbed visits of a cell take as its others, median of the cells; NaN if no
-    cell has both.
-    """
+def when_disturbed(outcomes: Iterable[Outcome], time: str) -> list[float]:
+    """How many times as long the disturbed visits take as the others, for each cell that has both."""
     ratios = []
     for outcome in outcomes:
         times = outcome.times(time)
@@ -325,7 +322,7 @@ def slower_when_disturbed(outcomes: Iterable[Outcome], time: str) -> float:
         quiet = [us for number, us in times.items() if number not in outcome.disturbed]
         if min(len(disturbed), len(quiet)) >= _LEAST_VISITS:
             ratios.append(median(disturbed) / median(quiet))
-    return median(ratios) if ratios else math.nan
+    return ratios
 
 
 def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
