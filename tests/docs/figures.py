@@ -47,8 +47,8 @@ def _situation(direction: str, beside: str, use: str, gbps: str, step: str, cost
     lost, _, thread = cost.rpartition(" + ")
     said = {"step": step, "lost": lost, "thread": thread}
     costs = ", ".join(f"{name} {figure}" for name, figure in said.items() if figure not in ("", "-"))
-    swap = f"{direction} {'alone' if beside == 'nothing' else f'beside {beside}'}"
-    return swap, use if other == "-" else f"{use}<br>otherwise {other}", gbps, costs or "-"
+    swap, more = "alone" if beside == "nothing" else f"beside {beside}", f"<br>otherwise {other}"
+    return f"{direction} {swap}", use + more * (other != "-"), gbps, costs or "-"
 
 
 # A question, the pull request of vLLM that raised it ("" for none), and the run and section that answer it.
