@@ -21,7 +21,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
 from kvbench.cells.faults import FaultPlan
 from kvbench.cells.installed import of_engine
-from kvbench.cells.pattern import AS_PATTERN, Pattern
+from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.ground.text import convert
@@ -228,9 +228,9 @@ def test_auto_takes_what_its_policy_has_beside_a_step_and_says_what_it_lacks(
 def test_auto_stages_blocks_that_lie_together_on_the_host_and_says_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch, direction: Direction
 ) -> None:
-    pages = prepared_by(monkeypatch, "staged", direction, H200, blocks=4096, host=Pattern("runs", 64))
+    pages = prepared_by(monkeypatch, "staged", direction, H200, blocks=4096, host_pattern=Pattern("runs", 64))
     assert (pages.chosen, pages.mechanism, pages.warnings) == ("staged sms=4", Mechanism.STAGED, ())
-    apart = prepared_by(monkeypatch, "staged sms=8", direction, H200, blocks=4096, host=Pattern("runs", 63))
+    apart = prepared_by(monkeypatch, "staged sms=8", direction, H200, blocks=4096, host_pattern=Pattern("runs", 63))
     assert (apart.chosen, apart.mechanism) == ("sm sms=4", Mechanism.SM_KERNEL)
     assert apart.warnings == ("auto used sm: it cannot use staged, which the policy chooses, here",)
 
@@ -242,7 +242,7 @@ def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
     """A list of less than 8 MiB does not ask its stream."""
     pending = state not in (StreamState.IDLE, StreamState.OPENED)
     for blocks, backend in ((2100, "merged" if pending else "sm"), (2000, "sm")):
-        prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, blocks=blocks, state=state, held="merged")
+        prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, blocks=blocks, stream_state=state, held="merged")
         assert (prepared.chosen or "").startswith(backend)
         assert prepared.same_when_busy is (blocks == 2000)
 
@@ -344,20 +344,12 @@ def policy_of(choice: str, held: str = "", **others: Any) -> Policy:
 
 
 def prepared_by(
-    monkeypatch: pytest.MonkeyPatch,
-    choice: str | Policy,
-    direction: Direction,
-    facts: DeviceFacts,
-    *,
-    blocks: int = 4,
-    state: StreamState = StreamState.IDLE,
-    held: str = "",
-    host: Pattern = AS_PATTERN,
-    neighbour: Neighbour = Neighbour.NONE,
-) -> PreparedSwap:
+    monkeypatch: pytest.MonkeyPatch, choice: str | Policy, direction: Direction, facts: DeviceFacts,
+    *, blocks: int = 4, held: str = "", **axes: Any,
+) -> PreparedSwap:  # fmt: skip
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
     words = np.full(blocks, 4096, np.uint64)
     memory = SwapMemory(words, words, words, words, words)
-    cell = Cell("auto", direction, blocks, 4096, stream_state=state, host_pattern=host, neighbour=neighbour)
+    cell = Cell("auto", direction, blocks, 4096, **axes)
     policy = choice if isinstance(choice, Policy) else policy_of(choice, held)
     return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy))

@@ -3,14 +3,15 @@
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pytest
 
-from kvbench.backends import batched, per_block
+from kvbench.backends import batched, per_block, staged
 from kvbench.backends.base import Mechanism, SwapRequest, backend_named
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
-from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS
+from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, SwapMemory
 from tests.strategies import CPU, H200
 
 OLD = replace(H200, batch_entry=None)
@@ -34,9 +35,7 @@ ONE_BY_ONE = {"descriptors_per_call"}
         ("triton", CPU, {"list", "memory", "sms"}, "no SMs"), ("empty_torch", CPU, set(), "needs a GPU"),
     ],
 )  # fmt: skip
-def test_a_backend_has_the_axes_of_its_device_or_says_what_is_missing(
-    name: str, device: DeviceFacts, axes: set[str], reason: str | None
-) -> None:
+def test_axes_are_of_a_device(name: str, device: DeviceFacts, axes: set[str], reason: str | None) -> None:
     backend = backend_named(name)
     assert backend is not None
     assert backend.axes(device) == axes
@@ -60,9 +59,7 @@ def request_of(cell: Cell, *, is_cuda: bool = True) -> SwapRequest:
 
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("name", ["batched", "primed", "merged"])
-def test_a_batched_copy_is_asked_for_as_its_cell_says(
-    monkeypatch: pytest.MonkeyPatch, name: str, direction: Direction
-) -> None:
+def test_a_batch_is_as_its_cell_says(monkeypatch: pytest.MonkeyPatch, name: str, direction: Direction) -> None:
     """Only what the driver would copy on the CPU is primed: small blocks to a GPU."""
     driver, backend = mock.Mock(return_value=mock.Mock(fell_back=False)), backend_named(name)
     monkeypatch.setattr(batched, "batched", driver)
@@ -89,3 +86,16 @@ def test_single_copies_are_by_the_copy_engine_of_a_gpu_or_a_thread_of_the_host(m
     made = [backend.create(request_of(cell, is_cuda=is_cuda)).mechanism for is_cuda in (True, False)]
     assert made == [Mechanism.SINGLE_COPIES, Mechanism.HOST_THREAD]
     assert driver.call_args.args[-1] == DIRECTIONS[Direction.D2H]
+
+
+@pytest.mark.parametrize(("direction", "bits"), [(Direction.H2D, 4096 | 16), (Direction.D2H, 4096 | 32)])
+def test_pages_are_for_blocks_on_the_gpu(monkeypatch: pytest.MonkeyPatch, direction: Direction, bits: int) -> None:
+    monkeypatch.setattr(staged, "staged", driver := mock.Mock())
+    monkeypatch.setattr(staged, "page_shape", shape := mock.Mock())
+    backend, memory = staged.Staged(), SwapMemory(*np.array([[1], [2], [32], [16], [4096]], np.uint64))
+    backend._sm = mock.Mock()
+    prepared = backend.create(SwapRequest(mock.Mock(), Cell("staged", direction, 1, 4096), memory))
+    assert prepared.mechanism is Mechanism.STAGED
+    assert shape.call_args.args[-2:] == (4096, bits)
+    lists = memory.sources, memory.destinations, memory.sizes
+    assert driver.call_args == mock.call(mock.ANY, *lists, DIRECTIONS[direction], sms=4)

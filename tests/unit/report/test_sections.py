@@ -655,7 +655,7 @@ def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[
 
 @pytest.mark.parametrize(
     ("caller_us", "chain_us", "thread", "rate"),
-    [(950.0, 1000.0, "950†", "164"), (500.0, 1000.0, "500", "164"), (950.0, 1600.0, "950†", "164‡")],
+    [(500.0, 600.0, "500", "164‡"), (500.0, 1000.0, "500", "164"), (950.0, 1600.0, "950†", "164‡")],
 )
 def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
     tmp_path: Path, caller_us: float, chain_us: float, thread: str, rate: str
