@@ -11,18 +11,10 @@ from kvbench.cells.units import format_duration, format_size, gigabytes_per_seco
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [
-        ("576", 576),
-        ("576B", 576),
-        ("4KiB", 4096),
-        ("4 KiB", 4096),
-        ("24.5KiB", 25_088),
-        ("1.5MiB", 1_572_864),
-        ("64KB", 64_000),
-        ("2GiB", 2**31),
-        ("1GB", 10**9),
-        ("0.001KB", 1),
+        ("576", 576), ("576B", 576), ("4KiB", 4096), ("4 KiB", 4096), ("24.5KiB", 25_088), ("1.5MiB", 1_572_864),
+        ("64KB", 64_000), ("2GiB", 2**31), ("1GB", 10**9), ("0.001KB", 1),
     ],
-)
+)  # fmt: skip
 def test_a_size_is_read(text: str, size_bytes: int) -> None:
     assert parse_size(text) == size_bytes
 

@@ -46,15 +46,10 @@ def test_what_was_not_measured_has_the_largest_spread_that_could_be_its(monkeypa
 @pytest.mark.parametrize(
     ("change", "between", "verdict"),
     [
-        (1.3, 0.0, Verdict.SLOWER),
-        (1.3, 0.5, Verdict.UNDECIDED),
-        (1.8, 0.5, Verdict.SLOWER),
-        (0.5, 0.5, Verdict.FASTER),
-        (1.0, 0.0, Verdict.SAME),
-        (1.0, 0.01, Verdict.SAME),
-        (1.0, 0.5, Verdict.UNDECIDED),
+        (1.3, 0.0, Verdict.SLOWER), (1.3, 0.5, Verdict.UNDECIDED), (1.8, 0.5, Verdict.SLOWER),
+        (0.5, 0.5, Verdict.FASTER), (1.0, 0.0, Verdict.SAME), (1.0, 0.01, Verdict.SAME), (1.0, 0.5, Verdict.UNDECIDED),
     ],
-)
+)  # fmt: skip
 def test_what_lies_within_the_spread_between_runs_is_undecided(change: float, between: float, verdict: Verdict) -> None:
     base = [99.9, 100.0, 100.1, 100.2, 99.8, 100.0, 100.1]
     assert compare_apart(base, [change * us for us in base], BETWEEN_RUNS, between).verdict is verdict

@@ -69,16 +69,11 @@ def test_a_filter_and_its_opposite_split_the_cells(cell: Cell, condition: Filter
 @pytest.mark.parametrize(
     ("text", "holds"),
     [
-        ("backend=per_block|batched", True),
-        ("block_size<=4KiB", True),
-        ("blocks>16", False),
-        ("swap_bytes=64KiB", True),
-        ("order=any", False),
-        ("order!=any", True),
-        ("sms<=12", False),
+        ("backend=per_block|batched", True), ("block_size<=4KiB", True), ("blocks>16", False),
+        ("swap_bytes=64KiB", True), ("order=any", False), ("order!=any", True), ("sms<=12", False),
         (" blocks = 4 | 16 ", True),
     ],
-)
+)  # fmt: skip
 def test_a_filter_compares_with_the_cell(text: str, *, holds: bool) -> None:
     assert Filter.parse(text).holds(SMALL) is holds
 
