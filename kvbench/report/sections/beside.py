@@ -53,8 +53,6 @@ STEPS: Final = (Neighbour.DECODE, Neighbour.PREFILL)
 _USUAL_BYTES: Final = 16 * KIB
 # Percentile -> how many times it needs.
 _LEAST_TIMES: Final = {50: 1, 90: MIN_P90, 99: MIN_P99}
-# Half of an interval above this share of its middle is shown.
-_NARROW: Final = 0.05
 # What tells methods of swapping apart, beside the backend and its SM count.
 _METHOD_AXES: Final = [
     name for name in axes_of(Role.SIDE, Role.BESIDE) if name not in ("sms", "neighbour", "pace", "memory", "pool")
@@ -327,12 +325,10 @@ def takes_text(slowdown: Comparison) -> str:
 
 
 def _interval(band: Band) -> str:
-    """A cost in ms/GB, with its interval where half of it is above 5% and a tenth of a ms."""
+    """A cost in ms/GB, with its interval where that is wide."""
     middle, low, high = band
-    text = _milliseconds(middle)
-    if not math.isfinite(low) or (high - low) / 2 <= max(_NARROW * abs(middle), 0.1):
-        return text
-    return f"{text} [{_milliseconds(low)}, {_milliseconds(high)}]"
+    interval = f" [{_milliseconds(low)}, {_milliseconds(high)}]" if is_wide(abs(middle), low, high) else ""
+    return f"{_milliseconds(middle)}{interval}"
 
 
 def _milliseconds(value: float) -> str:
