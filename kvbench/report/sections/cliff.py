@@ -13,22 +13,11 @@ from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
 from kvbench.ground.text import a_stream, ends
+from kvbench.report import tables
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, where
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
-from kvbench.report.tables import (
-    INCLUDES,
-    chart_text,
-    format_cell,
-    interval_band,
-    label_of,
-    line_of,
-    measured_table,
-    name_of,
-    rate,
-    swap_text,
-)
 from kvbench.report.view import View, grouped
 from kvbench.results.outcomes import Outcome
 from kvbench.results.schema import EffectivePath
@@ -99,7 +88,7 @@ def _findings(curves: Sequence[Curve]) -> list[Text]:
     return [
         f"{subject}: {bytes_size(above)} blocks move {ends(heights, two_digits)} times as fast as {bytes_size(below)} "
         f"blocks{moved}, at N = {blocks}.",
-        f"{numbers}{swap_text(held.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
+        f"{numbers}{tables.swap_text(held.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
     ]
 
 
@@ -146,18 +135,21 @@ def _effect(compared: Sequence[Comparison]) -> str:
 def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTable:
     columns = {f"N = {count(curve.blocks)}": curve for curve in curves}
     if beside:
-        columns[f"{label_of(beside.outcomes)}, N = {count(beside.blocks)}"] = beside
+        columns[f"{tables.label_of(beside.outcomes)}, N = {count(beside.blocks)}"] = beside
     cells = cells_of(chain.from_iterable(curve.outcomes for curve in columns.values()))
     grid = grid_of(cells, "block_bytes", ["backend", "blocks"])
     body = [
-        [bytes_size(size), *(format_cell(outcome, rate) for outcome in outcomes)] for size, outcomes in lines_of(grid)
+        [bytes_size(size), *(tables.format_cell(outcome, tables.rate) for outcome in outcomes)]
+        for size, outcomes in lines_of(grid)
     ]
     if any(curve.cliff for curve in curves):
         body.append(["jump", *(_jump_text(curve) for curve in columns.values())])
     _, direction, state = curves[0].series
     title = f"{direction}, {curves[0].backend}, {state} stream: GB/s by block size and number of blocks"
     header = ["Block size", *columns]
-    return measured_table(view, outcomes_in(cells), INCLUDES[state], title, header, body, pinned=view.pinned)
+    return tables.measured_table(
+        view, outcomes_in(cells), tables.INCLUDES[state], title, header, body, pinned=view.pinned
+    )
 
 
 def _jump_text(curve: Curve) -> str:
@@ -178,19 +170,19 @@ def _grid(view: View, series: Series) -> DataTable:
 
     def rate_and_share(outcome: Outcome) -> str:
         share = outcome.gbps / ceiling
-        return rate(outcome) + (f" ({share:.0%})" if math.isfinite(share) else "")
+        return tables.rate(outcome) + (f" ({share:.0%})" if math.isfinite(share) else "")
 
     cells = where(view.pinned.cells, backend=backend, direction=direction, stream_state=state)
     grid = grid_of(cells, "block_bytes", "blocks").sort_index(axis="columns")
     body = [
-        [bytes_size(size), *(format_cell(outcome, rate_and_share) for outcome in outcomes)]
+        [bytes_size(size), *(tables.format_cell(outcome, rate_and_share) for outcome in outcomes)]
         for size, outcomes in lines_of(grid)
     ]
     header = ["Block size", *(f"N = {count(blocks)}" for blocks in map(int, grid.columns))]
     outcomes = outcomes_in(measured(cells))
-    name = name_of(outcomes[0])
+    name = tables.name_of(outcomes[0])
     title = f"{direction}, {name}, {state} stream: GB/s (share of the ceiling) of every size and number of blocks"
-    return measured_table(view, outcomes, INCLUDES[state], title, header, body, pinned=view.pinned)
+    return tables.measured_table(view, outcomes, tables.INCLUDES[state], title, header, body, pinned=view.pinned)
 
 
 def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Chart:
@@ -209,7 +201,7 @@ def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Char
     marked = {} if view.on_host else _MARKED
     ceiling = view.ceilings.get(direction)
     panel = PlotPanel(f"{direction}, {state} stream", lines, ceiling, marked, divided=_divided(curves))
-    text = chart_text(view, "Cliff: GB/s against block size", f"{INCLUDES[state]}. Band: 95%")
+    text = tables.chart_text(view, "Cliff: GB/s against block size", f"{tables.INCLUDES[state]}. Band: 95%")
     plot = LinePlot(PlotAxis("block size", octaves=True, in_kib=True), GBPS, [panel])
     return Chart(f"cliff-{view.label}", text, plot)
 
@@ -230,6 +222,6 @@ def _divided(curves: Sequence[Curve]) -> tuple[float, str, str] | None:
 
 
 def _line(curve: Curve, *, variant: int, light: float = 0.0, suffix: str = "") -> PlotLine:
-    label = f"{label_of(curve.outcomes)}, N = {count(curve.blocks)}{suffix}"
-    bands = [interval_band(outcome) for outcome in curve.outcomes]
-    return line_of(label, curve.series[0], [float(size) for size in curve.sizes], bands, variant, light=light)
+    label = f"{tables.label_of(curve.outcomes)}, N = {count(curve.blocks)}{suffix}"
+    bands = [tables.interval_band(outcome) for outcome in curve.outcomes]
+    return tables.line_of(label, curve.series[0], [float(size) for size in curve.sizes], bands, variant, light=light)

@@ -20,22 +20,10 @@ from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED
 from kvbench.ground.text import a_stream, ends
+from kvbench.report import tables
 from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.tables import (
-    SIGN_MEANINGS,
-    comma_separated,
-    fastest_marked,
-    format_cell,
-    label_of,
-    measured_table,
-    method_of,
-    name_of,
-    rate,
-    ratio_text,
-    swap_text,
-)
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
@@ -58,7 +46,7 @@ class Figure:
 
     head: str
     arm: str
-    show: Callable[[Outcome], Text] = rate
+    show: Callable[[Outcome], Text] = tables.rate
 
 
 def backend(cell: Cell) -> str:
@@ -82,17 +70,19 @@ def blocks(cell: Cell) -> int:
 
 
 DIRECTION: Final = Key("Dir", by_direction, lambda outcome: outcome.cell.direction.value)
-BACKEND: Final = Key("Backend", backend, name_of)
-METHOD: Final = Key("Method", backend, method_of)
+BACKEND: Final = Key("Backend", backend, tables.name_of)
+METHOD: Final = Key("Method", backend, tables.method_of)
 BLOCKS: Final = Key("Blocks", blocks, lambda outcome: count(outcome.cell.blocks))
 SIZE: Final = Key("Block size", size, lambda outcome: bytes_size(outcome.cell.block_bytes))
-SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), lambda outcome: swap_text(outcome.cell))
+SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), lambda outcome: tables.swap_text(outcome.cell))
 
 
 def backends(side: "ContrastSide") -> list[Figure]:
     """A column for each backend, batched copies first."""
     arms = grouped(side.measured, lambda outcome: outcome.cell.backend)
-    return [Figure(label_of(arms[name]), name) for name in sorted(arms, key=lambda name: (name != BATCHED, name))]
+    return [
+        Figure(tables.label_of(arms[name]), name) for name in sorted(arms, key=lambda name: (name != BATCHED, name))
+    ]
 
 
 @dataclass(frozen=True)
@@ -113,7 +103,7 @@ class ContrastSide:
     @property
     def backend(self) -> str:
         """The name of the backend of a table of one."""
-        return name_of(first_of(self.lines[0]))
+        return tables.name_of(first_of(self.lines[0]))
 
     @cached_property
     def measured(self) -> list[Outcome]:
@@ -148,7 +138,7 @@ class Contrast:
     compared: tuple[str, str] | None = None
     time: str = "swap_us"
     ratio: str = ""
-    show_ratio: Callable[[Comparison], str] = ratio_text
+    show_ratio: Callable[[Comparison], str] = tables.ratio_text
     fastest: bool = False
     more: Callable[[ContrastSide], Mapping[str, Callable[[Line], Text]]] = lambda _: {}
     last: Callable[[ContrastSide], Sequence[tuple[Sequence[str], Mapping[str, Text]]]] = lambda _: ()
@@ -215,9 +205,9 @@ def _table(side: ContrastSide) -> DataTable:
     for line in side.lines:
         keys = [key.text(first_of(line)) for key in contrast.keys]
         if contrast.fastest:
-            figures = fastest_marked(line, [column.arm for column in columns])
+            figures = tables.fastest_marked(line, [column.arm for column in columns])
         else:
-            figures = [format_cell(line.get(column.arm), column.show) for column in columns]
+            figures = [tables.format_cell(line.get(column.arm), column.show) for column in columns]
         ratio = [ratios.get(id(line), "")] if contrast.compared else []
         body.append([*keys, *figures, *ratio, *(show(line) for show in more.values())])
     after = [""] * (bool(contrast.compared) + len(more))
@@ -227,7 +217,7 @@ def _table(side: ContrastSide) -> DataTable:
     ratio = [contrast.ratio] if contrast.compared else []
     header = [*(key.head for key in contrast.keys), *(column.head for column in columns), *ratio, *more]
     tested = sum(len(line) - 1 for line in side.lines) if contrast.fastest else len(side.comparisons)
-    return measured_table(
+    return tables.measured_table(
         side.view,
         side.measured,
         contrast.includes(side),
@@ -256,7 +246,7 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
         is_whole = math.prod(map(len, together)) == len(names)
         for directions, *rest in [together] if is_whole else [[[value] for value in line] for line in names]:
             subject = (f"{' and '.join(directions)} on {stream}", shape, *map(", ".join, rest))
-            yield from [f"{comma_separated(*subject)}: {text}."] if text else []
+            yield from [f"{tables.comma_separated(*subject)}: {text}."] if text else []
 
 
 def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: str) -> str:
@@ -290,5 +280,5 @@ def changes(side: ContrastSide, subject: str) -> list[Text]:
     ratios = [comparison.ratio for comparison in compared if comparison.told_apart]
     parts = [f"{len(ratios)} differ ({ends(ratios, lambda ratio: f'{ratio - 1:+.1%}')})"] if ratios else []
     for verdict in (Verdict.SAME, Verdict.UNDECIDED):
-        parts += [f"{verdicts[verdict]} {SIGN_MEANINGS[verdict]}"] if verdicts[verdict] else []
+        parts += [f"{verdicts[verdict]} {tables.SIGN_MEANINGS[verdict]}"] if verdicts[verdict] else []
     return [f"{subject}: of {noun(len(compared), 'cell')}, {', '.join(parts)}."] if compared else []
