@@ -207,15 +207,12 @@ class Load(NamedTuple):
     swap: ModelSwap
     nearest: Measured
     choice: Choice
+    gbps: float
     caller_us: float
 
     @property
     def us(self) -> float:
         return self.swap.block_bytes * self.swap.blocks / self.gbps / 1e3
-
-    @property
-    def gbps(self) -> float:
-        return self.nearest.gbps_of(self.choice)
 
     @property
     def kind(self) -> SwapKind:
@@ -244,12 +241,13 @@ def _loads(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
     choices = rule.choices
     for kind in rule.parts:
         nearest = nearest_shape(rule.shapes_of(kind), swap.block_bytes, swap.blocks)
+        choice = choices[nearest]
         times_us = {
             measured: measured.caller_us.get(choices[measured], math.nan)
             for measured in rule.shapes_of(kind)
-            if choices[measured].backend == choices[nearest].backend
+            if choices[measured].backend == choice.backend
         }
-        yield Load(swap, nearest, choices[nearest], _caller_us(times_us, swap))
+        yield Load(swap, nearest, choice, nearest.gbps_of(choice), _caller_us(times_us, swap))
 
 
 def _caller_us(times_us: Mapping[Measured, float], swap: ModelSwap) -> float:

@@ -220,15 +220,12 @@ class Evidence(NamedTuple):
 
 def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
     """Of each backend the method that takes the least of a step and its thread, the least of all first."""
+    placed = [InLayout(arm.cell, arm.method) for arm in arms]
+    placed.sort(key=lambda in_layout: in_layout.method.cost(thread_counts=True))
     least: dict[str, InLayout] = {}
-    # The dearest first, so that the last of a backend, which stays, is its cheapest.
-    for placed in sorted((InLayout(arm.cell, arm.method) for arm in arms), key=_total_cost, reverse=True):
-        least[placed.cell.backend] = placed
-    return sorted(least.values(), key=_total_cost)
-
-
-def _total_cost(placed: InLayout) -> float:
-    return placed.method.cost(thread_counts=True)
+    for in_layout in placed:
+        least.setdefault(in_layout.cell.backend, in_layout)
+    return [*least.values()]
 
 
 def not_measured(situation: Situation) -> str:

@@ -42,9 +42,9 @@ def page_of(advice: Advice, *, table: bool = False, open_: bool = False) -> Iter
 def _answer_page(advice: Advice) -> Iterator[str | Grid]:
     """Yield the rows of the answer, and what they leave out."""
     yield Grid(HEADER, rows_of(advice.answers), narrow=[*in_lines(advice)])
-    if head := head_of(advice):
-        yield head
-    if others := others_of(advice):
+    yield from filter(None, [head_of(advice)])
+    others = others_of(advice)
+    if others:
         yield Grid(OTHERS, others)
     yield from lines_of(advice)
     if Situation.ALONE in advice.question.situations:
