@@ -10,7 +10,7 @@ from kvbench.cells.axes import Direction, Neighbour, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.results import Beside, Ceiling, Failure, Record, Run, RunInfo, RunWriter, Samples, Skip, Visit
 from kvbench.results.rundir import load_run
-from kvbench.results.schema import Roof
+from kvbench.results.schema import Opposite, Roof
 
 CEILING_GBPS = 55.5
 STATES = (StreamState.IDLE, StreamState.BUSY)
@@ -87,6 +87,15 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
     )
     visits = (visit(cell, cell.swap_bytes / gbps / 1e3, count=7, round_=number) for number in range(rounds))
     return [msgspec.structs.replace(one, beside=turns) for one in visits]
+
+
+def both_ways(cell: Cell, rounds: int = 6) -> list[Visit]:
+    """Visits of a cell whose swaps run beside those of the other direction."""
+    rates = Opposite(
+        alone_gbps=[50.0, 52.0], at_once_gbps=[30.0], opposite_alone_gbps=[49.0], opposite_at_once_gbps=[40.0]
+    )
+    visits = (visit(cell, cell.swap_bytes / 51e3, count=7, round_=number) for number in range(rounds))
+    return [msgspec.structs.replace(one, opposite=rates) for one in visits]
 
 
 def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Visit]:

@@ -85,6 +85,8 @@ SECTIONS: Final = (
         config="queue",
     ),
     Section("beside", "Beside a step: what swaps cost it", beside.make, of_all=True, config="beside"),
+    Section("opposite", "Both directions at once: GB/s of each", _contrast(placement.OPPOSITE)),
+    Section("priority", "Priority: the stream of the swaps", _contrast(streams.PRIORITY)),
     Section("machines", "Machines: side by side", machines.make, of_all=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*streams.STREAM_STATES)),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),

@@ -15,9 +15,9 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined, opposite_figures
+from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined, opposite_rate
 from kvbench.results.roofs import Rate, Reached, reached
-from kvbench.results.schema import Record, RunInfo, Visit
+from kvbench.results.schema import Opposite, Record, RunInfo, Visit
 
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
 
@@ -108,7 +108,7 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
     return {
         **axis_columns(cell),
         **cost_figures([*outcome.costs.values()]),
-        **opposite_figures(visits),
+        **{column: opposite_rate(outcome.opposite, column)[0] for column in Opposite.__struct_fields__},
         **{f"{time}_median": outcome.us(time) for time in TIMES},
         "swap_us_low": low_us,
         "swap_us_high": high_us,

@@ -68,7 +68,8 @@ class Outcome:
 
     `attempts` has the attempt that counts of every round, of `made` visits; `rounds` counts those with a time of the
     swap, and `disturbed` has the rounds that something disturbed. `path` names their paths, the most frequent first.
-    `beside` has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour.
+    `beside` has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour;
+    `opposite` has the turns of swaps of both directions.
     `medians` has the median of every visit in microseconds, for each of `TIMES` and, where there are some,
     `LAYER_TIMES` and `CHAIN_TIME`: time -> round -> median. It is empty for a failed or skipped cell, and so is what
     describes samples: their number, their `spread`, and the shares of them that met the stream state (`state_held`) and
@@ -84,6 +85,7 @@ class Outcome:
     verified_bytes: int = 0
     costs: Mapping[int, "Cost"] = field(default_factory=dict)
     beside: Mapping[int, Beside] = field(default_factory=dict)
+    opposite: Sequence[Opposite] = ()
     failures: Sequence[Failure] = ()
     warnings: Sequence[str] = ()
     made: int = 0
@@ -220,6 +222,7 @@ def _outcome(
         verified_bytes=sum(visit.verified_bytes for visit in visits),
         costs=costs_of(visit for visit in visits if visit.beside is not None),
         beside={visit.round: visit.beside for visit in visits if visit.beside is not None},
+        opposite=tuple(visit.opposite for visit in visits if visit.opposite is not None),
         warnings=list(dict.fromkeys(chain.from_iterable(visit.warnings for visit in visits))),
         made=made,
         # A queue measures the submission.
@@ -340,15 +343,10 @@ def cost_of(visit: Visit) -> Cost | None:
     return Cost(slowdown, by_median, gbps, lost_ms, thread_ms, visit.process, len(slowed))
 
 
-def opposite_figures(visits: Sequence[Visit]) -> dict[str, float]:
-    """The GB/s of swaps of both directions, by column of the summary; none if no visit has them."""
-    figures = {}
-    for column in Opposite.__struct_fields__:
-        of_visits = [getattr(visit.opposite, column) for visit in visits if visit.opposite is not None]
-        medians = [median(rates) for rates in of_visits if rates]
-        if medians:
-            figures[column] = float(median(medians))
-    return figures
+def opposite_rate(opposite: Iterable[Opposite], column: str) -> tuple[float, float, float]:
+    """The median of the visits' medians of a rate of swaps of both directions, with its interval; NaN without."""
+    medians = [median(rates) for rates in (getattr(visit, column) for visit in opposite) if rates]
+    return (float(median(medians)), *known_interval(medians)) if medians else (math.nan, math.nan, math.nan)
 
 
 def over_starts(costs: Collection[Cost], value: Callable[[Cost], float]) -> tuple[float, float, float]:

@@ -1,7 +1,7 @@
 """Where blocks lie: hot or fresh and scattered, in extents, fragments or registrations, on several devices."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,7 @@ from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, ratio_text, swap_text
 from kvbench.report.view import Pinned, View, compare, grouped, is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.results.outcomes import Outcome, opposite_rate
 
 MIN_LENGTHS: Final = 3  # two show that extents matter, not from where on
 _HOT, _FAR = "hot, dense", "fresh, scattered"
@@ -193,6 +193,33 @@ def _loss(lines: Iterable[DeviceLine]) -> Iterable[Text]:
             f"{cell.direction} on {count(cell.devices)} devices at once: {rate(worst.at_once)} GB/s at worst, "
             f"{rate(worst.alone)} alone ({method_of(worst.alone)}, {swap_text(cell)})."
         )
+
+
+def _with_opposite(view: View) -> Pinned | None:
+    cells = selected(view.cells, lambda outcome: outcome.opposite)
+    return Pinned(cells, view.pinned.hidden) if len(cells) else None
+
+
+def _opposite_rate(column: str) -> Callable[[Outcome], Text]:
+    return lambda outcome: with_interval(*opposite_rate(outcome.opposite, column))
+
+
+_OPPOSITE: Final = {
+    "GB/s alone": "alone_gbps",
+    "at once": "at_once_gbps",
+    "Other direction alone": "opposite_alone_gbps",
+    "Other at once": "opposite_at_once_gbps",
+}
+OPPOSITE: Final = Contrast(
+    needed="it needs cells whose swaps run beside those of the other direction (opposite=on)",
+    select=_with_opposite,
+    apart=(),
+    keys=(contrast.DIRECTION, contrast.METHOD, contrast.SWAP),
+    title=lambda _: "GB/s of swaps of both directions, each alone and at once",
+    columns=lambda side: [Figure(head, side.arms[0], _opposite_rate(column)) for head, column in _OPPOSITE.items()],
+    includes=lambda _: "CUDA events, while swaps of both directions ran",
+    arm=lambda _: "on",
+)
 
 
 def _registrations(cell: Cell) -> int:

@@ -4,24 +4,27 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Final
 
+import pandas as pd
+
 from kvbench.analysis.curves import QueueKnee, find_queue_knee
 from kvbench.analysis.margins import QUEUE_KNEE
-from kvbench.cells.axes import StreamState
+from kvbench.cells.axes import Neighbour, Priority, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
 from kvbench.ground.text import a_stream
 from kvbench.report.cells import copied, measured, outcomes_in, selected, where
 from kvbench.report.model import Text
-from kvbench.report.numbers import TIMES, count, figure, noun, slower_text
+from kvbench.report.numbers import TIMES, count, figure, noun, slower_text, with_interval
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
 from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds, name_of, swap_text
 from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View, grouped
-from kvbench.results.outcomes import Outcome
+from kvbench.results.outcomes import Outcome, over_starts
 
 _swap_us: Final = microseconds("swap_us")
 _caller_us: Final = microseconds("caller_us")
@@ -33,14 +36,14 @@ _ORDERS: Final = ("stream", "any")
 
 def _both_orders(view: View) -> Pinned | None:
     pinned = view.pin(copied(view.cells), shown=("order",))
-    cells = pinned.cells[pinned.cells["order"].isin(_ORDERS)]
-    twins = Counter(_but_order(outcome.cell) for outcome in outcomes_in(cells))
-    cells = selected(cells, lambda outcome: twins[_but_order(outcome.cell)] > 1)
+    cells = _with_twins(pinned.cells[pinned.cells["order"].isin(_ORDERS)], lambda cell: replace(cell, order=None))
     return Pinned(cells, pinned.hidden) if len(cells) else None
 
 
-def _but_order(cell: Cell) -> Cell:
-    return replace(cell, order=None)
+def _with_twins(cells: pd.DataFrame, plain: Callable[[Cell], Cell]) -> pd.DataFrame:
+    """The cells that another one equals, once both are made `plain`."""
+    twins = Counter(plain(outcome.cell) for outcome in outcomes_in(cells))
+    return selected(cells, lambda outcome: twins[plain(outcome.cell)] > 1)
 
 
 def _half_intervals(side: ContrastSide) -> Sequence[Text]:
@@ -105,6 +108,42 @@ ORDER: Final = Contrast(
     more=_order_columns,
     notes=_half_intervals,
     find=_order_effect,
+)
+
+
+def _both_priorities(view: View) -> Pinned | None:
+    cells = _with_twins(copied(view.cells), lambda cell: replace(cell, priority=Priority.NONE))
+    return Pinned(cells, view.pin(view.cells, shown=("priority",)).hidden) if len(cells) else None
+
+
+def _lost_columns(side: ContrastSide) -> Mapping[str, Callable[[Line], Text]]:
+    """What each GB takes from the step that runs beside the swaps, with either priority."""
+
+    def lost(arm: Priority, line: Line) -> Text:
+        costs = line[arm].costs.values()
+        return with_interval(*over_starts(costs, lambda cost: cost.lost_ms_per_gb)) if costs else ""
+
+    beside = side.cell.neighbour != Neighbour.NONE
+    return {f"{arm}: lost, ms/GB": partial(lost, arm) for arm in (Priority.NONE, Priority.LOW) if beside}
+
+
+def _neighbour_text(side: ContrastSide) -> str:
+    return "nothing" if side.cell.neighbour == Neighbour.NONE else str(side.cell.neighbour)
+
+
+PRIORITY: Final = Contrast(
+    needed="it needs cells measured with priority=none and with priority=low that are otherwise equal",
+    select=_both_priorities,
+    apart=(lambda cell: str(cell.neighbour),),
+    keys=(contrast.DIRECTION, contrast.METHOD, contrast.SWAP),
+    title=lambda side: f"us of swaps on a stream of no and of the lowest priority, beside {_neighbour_text(side)}",
+    columns=lambda _: [Figure(arm.value, arm.value, _swap_us) for arm in (Priority.NONE, Priority.LOW)],
+    includes=lambda _: INCLUDES["swap_us"],
+    arm=lambda outcome: outcome.cell.priority.value,
+    compared=(Priority.NONE.value, Priority.LOW.value),
+    ratio="low / none",
+    more=_lost_columns,
+    find=lambda side: contrast.changes(side, f"The lowest priority against none, beside {_neighbour_text(side)}"),
 )
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from kvbench.analysis.compare import MIN_PAIRS
-from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.models.presets import ModelChoice
@@ -45,7 +45,7 @@ def cells() -> list[Cell]:
         for name, order in (("per_block", None), ("batched", Order.ANY))
     ]
     hot = Cell("sm", Direction.H2D, 1024, 4096, sms=2)
-    locality = [hot, replace(hot, pool_bytes=16 << 30, reuse=Reuse.FRESH)]
+    locality = [hot, replace(hot, priority=Priority.LOW), replace(hot, pool_bytes=16 << 30, reuse=Reuse.FRESH)]
     batch = Cell("batched", Direction.H2D, 320, 16384, order=Order.ANY, descriptors_per_call=0)
     runs = [
         replace(cell, pattern=Pattern.parse(pattern))
@@ -104,6 +104,7 @@ def everything(folder: Path, visits: int = 6) -> Run:
     for sms, (slowdown, gbps) in {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}.items():
         cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.PREFILL)
         records += synthetic.beside(cell, slowdown, gbps, visits)
+    records += synthetic.both_ways(Cell("sm", Direction.H2D, 4096, 16384, sms=4, opposite=True), visits)
     loads = next(cell for cell in measured if cell.backend == "batched" and cell.blocks == SWAPS[0].blocks)
     loads = replace(loads, stream_state=StreamState.IDLE, neighbour=Neighbour.DECODE, sequence="layers-32")
     records += synthetic.beside_step(loads, 2000.0, ([0.8, 0.81, 0.82] * 2)[:visits])

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Reuse, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Neighbour, Order, Priority, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED, Pattern
@@ -504,6 +504,26 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     assert highlights_of(report, "queue") == [f"per_block, 1 stream, h2d: the driver's queue is {bound}."]
     by_streams = part_of(report, "queue").tables[-1]
     assert [lines_of(row)[0] for row in by_streams.rows] == ["1", "2", "4"]
+
+
+def test_swaps_of_both_directions_have_a_rate_each_alone_and_at_once(tmp_path: Path) -> None:
+    report = made_report(tmp_path, synthetic.both_ways(replace(SM, opposite=True)))
+    assert lines_of(part_of(report, "opposite").tables[0].rows[0])[3:] == ["51.0", "30.0", "49.0", "40.0"]
+
+
+def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing(tmp_path: Path) -> None:
+    cells = [replace(SM, priority=priority) for priority in (Priority.NONE, Priority.LOW)]
+    decode = [replace(cell, neighbour=Neighbour.DECODE) for cell in cells]
+    beside = [visit for cell in decode for visit in synthetic.beside(cell, 1.25, 40.0)]
+    alone = of(
+        [replace(cell, neighbour=Neighbour.NONE) for cell in cells], lambda cell: 1.0 + (cell.priority == "none")
+    )
+    part = part_of(made_report(tmp_path, [*alone, *beside]), "priority")
+    assert [plain(found) for found in part.findings] == [
+        "The lowest priority against none, beside decode: of 1 cell, 1 the same within 2%.",
+        "The lowest priority against none, beside nothing: of 1 cell, 1 differ (+100.0%).",
+    ]
+    assert lines_of(part.tables[0].rows[0])[-2:] == ["5.00", "5.00"]
 
 
 def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch(tmp_path: Path) -> None:
