@@ -219,15 +219,18 @@ def effective_path(
     return EffectivePath.COPY_ENGINE if copies else EffectivePath[mechanism.name]
 
 
+_FLAGS: Final = {"pending_before", "pending_after", "depth_held"}  # a record keeps them as 0 or 1
+
+
 def _columns(taken: Taken, cell: Cell) -> Samples:
     names = ["caller_us", "wall_us", "cpu_us", "pending_before", "pending_after"]
     names += ["event_us"] if cell.swap_clock == "event_us" else []
     names += ["chain_us"] if cell.stream_state is StreamState.SUSTAINED else []
     names += ["depth_held"] if cell.queued else []
     names += ["first_layer_us", "slowest_gap_us"] if cell.layers else []
-    # A flag is kept as 0 or 1.
-    columns = {name: [+getattr(sample, name) for sample in taken.samples] for name in names}
-    return Samples(**columns, **taken.columns)
+    columns = {name: [getattr(sample, name) for sample in taken.samples] for name in names}
+    flags = {name: [int(is_so) for is_so in columns[name]] for name in _FLAGS & columns.keys()}
+    return Samples(**columns | flags, **taken.columns)
 
 
 def _check_in_a_row(sampler: Sampler, request: MeasureCells) -> int:
