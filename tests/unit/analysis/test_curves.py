@@ -103,14 +103,11 @@ def test_the_knee_is_the_first_depth_that_takes_more_than_twice_as_long() -> Non
 @pytest.mark.parametrize(
     "times",
     [
-        curve(2, 2.1, 2, 2.2, 2.1, 2, 2.1, 3.5),
-        curve(2, 180),
-        curve(2, 2, 2, 5, 6, spread=0.9),
-        curve(2, 20, 20, 15),
+        curve(2, 2.1, 2, 2.2, 2.1, 2, 2.1, 3.5), curve(2, 180), curve(2, 2, 2, 5, 6, spread=0.9), curve(2, 20, 20, 15),
         {},
     ],
     ids=["flat", "shallow depths alone", "within its own noise", "within the shallow noise", "nothing"],
-)
+)  # fmt: skip
 def test_a_curve_may_have_no_knee(times: dict[int, Visits]) -> None:
     assert find_queue_knee(times) is None
 

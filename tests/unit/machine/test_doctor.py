@@ -38,22 +38,11 @@ IDENTITY: Mapping[str, Any] = {
     "logical_cpus": 16,
 }
 IDLE: Mapping[str, Any] = {
-    "sm_clock_mhz": 345,
-    "sm_clock_max_mhz": 1980,
-    "memory_clock_mhz": 3201,
-    "pcie_generation": 1,
-    "pcie_width": 16,
-    "clock_limits": ["gpu_idle"],
-    "temperature_c": 30,
-    "power_w": 76.5,
-    "gpu_utilisation_percent": 0,
-    "gpu_memory_total_bytes": 140 * GIB,
-    "other_processes": [],
-    "host_load_1min": 0.1,
-    "host_available_bytes": 100 * GIB,
-    "cpu_governor": None,
-    "unavailable": {},
-}
+    "sm_clock_mhz": 345, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 3201, "pcie_generation": 1, "pcie_width": 16,
+    "clock_limits": ["gpu_idle"], "temperature_c": 30, "power_w": 76.5, "gpu_utilisation_percent": 0,
+    "gpu_memory_total_bytes": 140 * GIB, "other_processes": [], "host_load_1min": 0.1,
+    "host_available_bytes": 100 * GIB, "cpu_governor": None, "unavailable": {},
+}  # fmt: skip
 BUSY: Mapping[str, Any] = {**IDLE, "pcie_generation": 5, "sm_clock_mhz": 1980, "clock_limits": []}
 HEALTHY = Findings(
     device="cuda:0",

@@ -100,28 +100,12 @@ def test_the_identity_of_a_gpu_machine_has_every_field(root: Path) -> None:
     fields = probes.identity("cuda:0", "e1", sm_count=132, sources=sources(root))
 
     assert fields | {"python": "-", "torch": "-", "triton": "-"} == {
-        "device_kind": "cuda",
-        "gpu_name": "NVIDIA H200",
-        "compute_capability": "9.0",
-        "driver_version": "580.159.03",
-        "cuda_driver_api": "13.0",
-        "link": "pcie",
-        "pcie_max_generation": 5,
-        "pcie_max_width": 16,
-        "bar1_bytes": 256 * GIB,
-        "gpu_numa_node": 1,
-        "cpu_model": "Xeon",
-        "logical_cpus": 8,
-        "numa_nodes": 2,
-        "hypervisor": True,
-        "cuda_device_max_connections": 32,
-        "pinning": "cuda",
-        "python": "-",
-        "torch": "-",
-        "triton": "-",
-        "sm_count": 132,
-        "engine_hash": "e1",
-    }
+        "device_kind": "cuda", "gpu_name": "NVIDIA H200", "compute_capability": "9.0", "driver_version": "580.159.03",
+        "cuda_driver_api": "13.0", "link": "pcie", "pcie_max_generation": 5, "pcie_max_width": 16,
+        "bar1_bytes": 256 * GIB, "gpu_numa_node": 1, "cpu_model": "Xeon", "logical_cpus": 8, "numa_nodes": 2,
+        "hypervisor": True, "cuda_device_max_connections": 32, "pinning": "cuda", "python": "-", "torch": "-",
+        "triton": "-", "sm_count": 132, "engine_hash": "e1",
+    }  # fmt: skip
 
 
 def test_the_observation_of_a_gpu_machine_has_every_field(root: Path) -> None:
@@ -353,6 +337,8 @@ def test_the_process_stays_on_the_cpus_of_the_gpu_s_node_or_notes_why_not(
     found, notes = stay_near(driver_says, BUS_ID, sources=host(tmp_path, kernel_says, nodes))
     assert (found, os.sched_getaffinity(0), len(notes)) == (node, stays_on, noted != "")
     assert noted in "".join(notes)
+    stay_near(0, BUS_ID, sources=host(tmp_path / "wide", 0, {0: ",".join(map(str, CPUS))}))
+    assert os.sched_getaffinity(0) == stays_on  # what it was kept from, by taskset or by a call before, stays so
 
 
 def test_pages_in_use_are_on_a_node_of_this_host_and_others_on_none() -> None:
