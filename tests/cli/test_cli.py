@@ -56,6 +56,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["sweep", *tiny()[1:], "--device=cpu", "-adevices=2"], ["devices=2 requires --device to name 2 devices"]),
     (["sweep", "--device=cuda:99"], ["--device cuda:99: not found", "cpu"]),
     (["sweep", "--rounds=0"], ["--rounds: 0", "from 1 to 1000"]),
+    (["sweep", "--busy-delay-us=-1"], ["--busy-delay-us: -1 is not a whole number"]),
     (["sweep", "--max-samples=2"], ["--max-samples: 2 is less than --min-samples, "]),
     (["sweep", "--host-memory=8"], ["--host-memory: 8 bytes are too few for any cell; did you mean 8GiB?"]),
     (["sweep", "-ablock_size=16KB"], ['"16KB" is 16000 bytes; write 16KiB or 16000B']),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbench.cli.options import print_rows
 from kvbench.ground.text import longest_word, wrapped
 
 
@@ -29,3 +30,11 @@ def test_no_line_breaks_inside_a_number_or_before_its_unit(text: str) -> None:
 @given(st.text(alphabet="ab 1", max_size=200), st.integers(20, 80))
 def test_wrapping_keeps_every_word(text: str, width: int) -> None:
     assert wrapped(text, width).split() == text.split() or max(map(len, text.split())) > width - 2
+
+
+def test_of_columns_without_room_the_one_is_wrapped_that_wraps_fewest_texts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvbench.cli.options.room", lambda: 50)
+    print_rows([["every text is as long as this", text] for text in ("a", "b", "one text is as long as")])
+    assert capsys.readouterr().out.count("every text is as long as this") == 3

@@ -104,13 +104,14 @@ def test_the_blocks_of_a_swap_are_divided_into_layers_by_tensors(cell: Cell, blo
         (of("tensors-6", 66), "the tensors of tensors-6 cannot be divided into 4 layers"),
         (of("tensors-2", 64), "the tensors of tensors-2 cannot be divided into 4 layers"),
         (of("tensors-5x4+3x10", 50), "the tensors of tensors-5x4+3x10 cannot be divided into 4 layers"),
-        (of("page-first-4+4", 64), "needs K and V of a layer one after the other, not page-first-4+4"),
+        (replace(of("tensors-8", 64), direction=Direction.D2H, host_pattern=Pattern.parse("page-first-4+4")),
+         "needs K and V of a layer one after the other, not page-first-4+4"),
         (replace(CELL, stream_state=StreamState.SUSTAINED), "needs a stream state in which one swap is timed"),
         (replace(CELL, queued=3, stream_state=StreamState.BUSY), "needs a stream state in which one swap is timed"),
         (replace(CELL, neighbour=Neighbour.PREFILL), "needs a neighbour whose layers wait: idle or decode"),
         (replace(CELL, neighbour=Neighbour.IDLE, direction=Direction.D2H), "wait for loads (direction=h2d)"),
         (replace(CELL, neighbour=Neighbour.IDLE, devices=2), "beside a neighbour needs one device"),
     ],
-)
+)  # fmt: skip
 def test_impossible_layers_are_refused_with_the_reason(cell: Cell, reason: str) -> None:
     assert reason in (unfit(cell) or "")

@@ -45,6 +45,8 @@ def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> Non
     (line,) = judgement(unclear, unclear, settled, same, verdict=GateVerdict.UNDECIDED).unsettled
     assert line == "not settled: 1 cell: unclear"
     assert judgement(settled, same, verdict=GateVerdict.UNDECIDED).unsettled == []
+    few, more = (replace(unclear, effect=Estimate(pairs=pairs)) for pairs in (2, 5))
+    assert {*judgement(few, more, verdict=GateVerdict.UNDECIDED).missing(6).values()} == {4}
     moved = replace(judgement(row(GateVerdict.CONTAMINATED)), verdict=GateVerdict.CONTAMINATED)
     controls = [ControlEffect("d2h", Estimate(1.1, 1.05, 1.2), steady=False)]
     assert "d2h" in replace(moved, controls=controls).unsettled[0]

@@ -116,6 +116,7 @@ def test_a_store_of_sglang_copies_whole_pages_where_a_load_copies_rows(name: str
         ("llama-3-70b", "vllm-canonical", "tensors-80", "page-first-80", 64 * KIB),
         # full and sliding layers share the tensors: 512 ids and 8
         ("gpt-oss-20b", "vllm", "tensors-12", "page-first-12", 32 * KIB),
+        ("deepseek-v3", "vllm", "tensors-61", "page-first-61", 16 * 576 * 2),
         ("deepseek-v3", "sglang-page-first", "tensors-61/runs-16", "page-first-61/runs-16", 576 * 2),
     ],
 )
@@ -162,8 +163,11 @@ def test_planners_see_pages_and_states(state_type: str, tokens: int) -> None:
 
 
 def test_layers_that_do_not_divide_are_padded() -> None:
-    """Of 52 layers with a window, groups of 10 are six."""
+    """Of 52 layers with a window, groups of 10 are six; a kind that is half as large again is two groups."""
     assert swap_of("gemma-3-27b", tokens=2048, layout="vllm").tensors == (Tensors(10, 128 + 6 * 64),)
+    group = LayerGroup(name="m", layers=5, kv_heads=8, head_dim=128, sliding_layers=3, window=128)
+    (swap,) = Model("m", (group,)).swaps(tp=1, tokens=2048, block_tokens=16, layout=KvLayout.VLLM)
+    assert swap.tensors == (Tensors(2, 128 + 2 * 8),)
 
 
 def _changed(**changes: object) -> list[dict[str, object]]:

@@ -15,7 +15,7 @@ from kvbench.cells.pattern import Pattern, pool_rows
 from kvbench.cells.policy import Policy, Table
 from kvbench.ground.errors import UsageError
 from kvbench.sweep.checks import footprint
-from kvbench.sweep.plan import Plan, expand, visits
+from kvbench.sweep.plan import Plan, by_package, expand, visits
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec
 from tests.strategies import AXIS_VALUES, CPU, CPU_BACKENDS, GIB, H200, H200_BACKENDS
 
@@ -174,13 +174,13 @@ def test_auto_is_planned_with_a_policy_or_on_request() -> None:
 
 def test_a_backend_of_pages_gets_cells_whose_blocks_lie_together_on_the_host() -> None:
     staged = BackendFacts("staged", "pages", frozenset({"memory", "sms"}), host_run_bytes=256 << 10)
-    axes = {"backend": "staged", "direction": "d2h", "blocks": "1024", "block_size": "16KiB"}
-    plan = plan_of(H200, (staged,), **axes, host_pattern="pattern,runs-15,runs-16,contiguous", sms="4")
-    assert [str(cell.host_pattern) for cell in plan.cells] == ["runs-16", "contiguous"]
+    axes = {"backend": "staged", "direction": "d2h", "blocks": "1024", "block_size": "24KiB"}
+    plan = plan_of(H200, (staged,), **axes, host_pattern="pattern,runs-10,runs-11,contiguous", sms="4")
+    assert [str(cell.host_pattern) for cell in plan.cells] == ["runs-11", "contiguous"]
     assert reasons(plan) == [
         f"staged is for blocks in runs of 256.0 KiB or more on the host, not of {run}: name pages there, such as "
-        "host_pattern=runs-16"
-        for run in ("16.0 KiB", "237.4 KiB")
+        "host_pattern=runs-11"
+        for run in ("24.0 KiB", "238.6 KiB")
     ]
     pages = plan_of(H200, (staged,), **axes, pattern="tensors-64", host_pattern="page-first-64,page-first-8")
     assert [str(cell.host_pattern) for cell in pages.cells] == ["page-first-64"]
@@ -401,6 +401,8 @@ def test_a_plug_in_package_has_one_turn_a_round_and_the_turns_alternate() -> Non
     assert turns == {0: [None, "one==1", "two==1"], 1: ["two==1", "one==1", None], 2: [None, "one==1", "two==1"]}
     of_package = [visit.cell.backend for visit in visits(plan, Sampling(rounds=1), 0)][4:12]
     assert sum(one != other for one, other in itertools.pairwise(of_package)) > 1  # its backends stay shuffled
+    again = by_package([replace(one, attempt=1) for one in visits(plan, Sampling(rounds=1), 0)], plan.plug_ins)
+    assert again[0].cell.backend == "c"  # which was the last of the first attempt
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import AXES, Cell
-from kvbench.cells.filter import Filter, parse_filters
+from kvbench.cells.filter import Filter, parse_filters, refusal
 from kvbench.sweep.spec import Limits, Sampling, SweepSpec, parse_assignments, visit_deadline_s
 from tests.refusals import refused_with
 from tests.strategies import AXIS_VALUES, cells
@@ -76,6 +76,11 @@ def test_a_filter_and_its_opposite_split_the_cells(cell: Cell, condition: Filter
 )  # fmt: skip
 def test_a_filter_compares_with_the_cell(text: str, *, holds: bool) -> None:
     assert Filter.parse(text).holds(SMALL) is holds
+
+
+def test_a_filter_that_no_cell_meets_says_what_there_is() -> None:
+    cells = [replace(SMALL, blocks=blocks) for blocks in range(6, 11)]
+    assert refusal([Filter.parse("blocks=5")], cells).endswith("blocks=5: blocks is 6, 7, 8, 9, ...")
 
 
 def test_a_visit_has_time_for_the_swaps_that_are_queued_before_each_of_its_own() -> None:

@@ -176,7 +176,7 @@ def test_a_csv_with_ids_is_read_as_the_same_lines_of_json(tmp_path: Path) -> Non
         ([line(0, ["a9f1"])], 'line 1: hash_ids[0]: "a9f1" is not a whole number'),
         ([line(0, [1]), line(1, [1, 1])], "line 2: an id repeats"),
         ([line(0, [1]), "{"], "line 2: not a JSON object"),
-        ([line(at, [at], session_id="a") for at in range(3)], "2 of 2 later turns of sessions begin with another id"),
+        ([line(at, [at], session_id="a") for at in (0, 1, 2, 2)], "2 of 3 later turns of sessions begin with another"),
     ],
 )  # fmt: skip
 def test_a_file_of_another_format_is_refused_by_what_it_is(tmp_path: Path, lines: list[object], what: str) -> None:

@@ -290,6 +290,7 @@ def test_every_block_size_beside_a_step_is_in_the_policy_and_in_the_details(tmp_
     output("show", run.path, "-p", tmp_path / "p.toml", "--own-thread")
     (table,) = load_policy(tmp_path / "p.toml").tables
     assert (table.block_bytes, table.choices) == ((4 * KIB, 16 * KIB), (("batched",), ("batched",)))
+    assert answer(advice_of([run], Question(block_bytes=9 * KIB)), DECODE).block_bytes == 16 * KIB  # nearest in ratio
     (by_size,) = (one for one in part_of(report_of([run]), "answer").tables if one.title == "By block size")
     shown = [[plain(text) for text in row] for row in by_size.rows]
     assert [row[:3] for row in shown if row[2] == "decode"] == [["4 KiB", "d2h", "decode"], ["16 KiB", "d2h", "decode"]]
