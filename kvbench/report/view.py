@@ -300,13 +300,15 @@ def views_of(runs: Sequence[Run]) -> list[View]:
 
 
 def spread_of_runs(views: Sequence[View]) -> list[float]:
-    """The longest time over the shortest of each cell that several runs of a machine measured."""
-    times: dict[tuple[object, ...], list[float]] = {}
+    """The longest time over the shortest of each cell that several sweeps of a machine measured; of a sweep of several
+    devices, the first counts.
+    """
+    times: dict[tuple[object, ...], dict[tuple[str, ...], float]] = {}
     for view in views:
-        for outcome in view.measured:
-            if outcome.times():
-                times.setdefault((view.machine, outcome.cell), []).append(outcome.us())
-    return [max(of_cell) / min(of_cell) for of_cell in times.values() if len(of_cell) > 1]
+        sweep = (view.run.info.created, *view.run.info.command)
+        for outcome in (outcome for outcome in view.measured if outcome.times()):
+            times.setdefault((view.machine, outcome.cell), {}).setdefault(sweep, outcome.us())
+    return [max(of_cell.values()) / min(of_cell.values()) for of_cell in times.values() if len(of_cell) > 1]
 
 
 # A median of fewer visits of a cell is one of them.

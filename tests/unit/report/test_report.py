@@ -361,10 +361,15 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
         slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in made[:disturbed]]
         return [*slow, *made[disturbed:]]
 
-    runs = [made_run(tmp_path, visits(*of_run), name=name) for name, of_run in (("a", (1.0, 6)), ("b", (1.5, 30)))]
+    runs = [
+        made_run(tmp_path, visits(*of_run), synthetic.info(created=f"2026-11-2{name}"), name)
+        for name, of_run in (("1", (1.0, 6)), ("2", (1.5, 30)))
+    ]
+    devices = [made_run(tmp_path, visits(slower, 0), name=name) for name, slower in (("cpu-0", 1.0), ("cpu-1", 9.0))]
+    assert "Starts differ" not in " ".join(lines_of(report_of(devices).headline))
     head = lines_of(report_of(runs).headline)
     assert "Starts differ: a tenth of 10 cells in several runs by 1.5x or more, at worst 1.5x" in head
-    assert "30% of the visits were disturbed (b: 50%)" in head
+    assert "30% of the visits were disturbed (2: 50%)" in head
     halves = [one for one in visits(1.0, 0) if one.round < 3 and one.cell.blocks >= 9]
     longer = [one for one in visits(1.5, 0) if one.round >= 3 and one.cell.blocks >= 9]
     slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in longer]
