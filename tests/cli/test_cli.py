@@ -29,6 +29,7 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     (["help"], ['No such command "help"; write kvbench --help, or kvbench COMMAND --help']),
     (["compare", "a", "b"], ['No such command "compare"; to compare runs: kvbench report RUN RUN']),
     (["tune", "engine", "vlm"], ["engine vlm: not an engine with settings; write sglang or vllm"]),
+    (["tune", "engine", "vllm", "run", "--device=cpu"], ["RUN: nothing is measured; leave out --out, "]),
     (["tune", "engine", "vllm", "run", "--out=new"], ["RUN: nothing is measured; leave out --out, "]),
     (["tune", "run"], ["unexpected extra argument(s) (run); for the answer of runs: kvbench show RUN"]),
     (["show", "run", "--csv", "file"], ["No such option: --csv; ", "summary.csv"]),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.cli.options import print_rows
+from kvbench.cli.options import print_lines, print_rows
 from kvbench.ground.text import longest_word, wrapped
 
 
@@ -32,9 +32,12 @@ def test_wrapping_keeps_every_word(text: str, width: int) -> None:
     assert wrapped(text, width).split() == text.split() or max(map(len, text.split())) > width - 2
 
 
-def test_of_columns_without_room_the_one_is_wrapped_that_wraps_fewest_texts(
+def test_columns_wrap_where_that_wraps_fewest_texts_and_lines_at_80_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("kvbench.cli.options.room", lambda: 50)
     print_rows([["every text is as long as this", text] for text in ("a", "b", "one text is as long as")])
     assert capsys.readouterr().out.count("every text is as long as this") == 3
+    monkeypatch.setattr("kvbench.cli.options.room", lambda: 160)
+    print_lines(["a line of prose " * 8])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

@@ -28,15 +28,9 @@ ENGINE = EngineReport(
     pci_bus_ids={"cuda:0": "0000:1b:00.0"},
 )
 IDENTITY: Mapping[str, Any] = {
-    "driver_version": "580.159",
-    "cuda_driver_api": "13.0",
-    "link": "pcie",
-    "pcie_max_generation": 5,
-    "pcie_max_width": 16,
-    "bar1_bytes": 256 * GIB,
-    "gpu_numa_node": 0,
-    "logical_cpus": 16,
-}
+    "driver_version": "580.159", "cuda_driver_api": "13.0", "link": "pcie", "pcie_max_generation": 5,
+    "pcie_max_width": 16, "bar1_bytes": 256 * GIB, "gpu_numa_node": 0, "logical_cpus": 16,
+}  # fmt: skip
 IDLE: Mapping[str, Any] = {
     "sm_clock_mhz": 345, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 3201, "pcie_generation": 1, "pcie_width": 16,
     "clock_limits": ["gpu_idle"], "temperature_c": 30, "power_w": 76.5, "gpu_utilisation_percent": 0,

@@ -113,29 +113,16 @@ def test_the_observation_of_a_gpu_machine_has_every_field(root: Path) -> None:
 
     assert fields.pop("time_utc")
     assert fields == {
-        "sm_clock_mhz": 345,
-        "sm_clock_max_mhz": 1980,
-        "memory_clock_mhz": 345,
-        "pcie_generation": 1,
-        "pcie_width": 16,
-        "clock_limits": ["gpu_idle", "hw_thermal_slowdown"],
-        "temperature_c": 31,
-        "power_w": 76.543,
-        "gpu_utilisation_percent": 3,
-        "gpu_memory_used_bytes": GIB,
-        "gpu_memory_total_bytes": 140 * GIB,
-        "other_processes": [{"pid": 4_000_001, "name": "python3", "bytes": GIB}],
-        "ecc": True,
-        "ecc_errors": {"corrected": 3, "uncorrected": 0},
-        "pcie_replays": 12,
-        "power_limit_w": 700.0,
-        "host_load_1min": 1.25,
-        "host_available_bytes": 2000 * 1024,
-        "cpu_governor": "performance",
+        "sm_clock_mhz": 345, "sm_clock_max_mhz": 1980, "memory_clock_mhz": 345, "pcie_generation": 1, "pcie_width": 16,
+        "clock_limits": ["gpu_idle", "hw_thermal_slowdown"], "temperature_c": 31, "power_w": 76.543,
+        "gpu_utilisation_percent": 3, "gpu_memory_used_bytes": GIB, "gpu_memory_total_bytes": 140 * GIB,
+        "other_processes": [{"pid": 4_000_001, "name": "python3", "bytes": GIB}], "ecc": True,
+        "ecc_errors": {"corrected": 3, "uncorrected": 0}, "pcie_replays": 12, "power_limit_w": 700.0,
+        "host_load_1min": 1.25, "host_available_bytes": 2000 * 1024, "cpu_governor": "performance",
         "unavailable": {
             name: f"{name} is not installed" for name in ("torch", "triton") if probes.identity("cpu", "")[name] is None
         },
-    }
+    }  # fmt: skip
 
 
 class Events:

@@ -51,7 +51,8 @@ def made(
     cells = {Cell("batched", Direction.H2D, 64, size, StreamState.IDLE): how for size, how in sizes.items()}
     visits = [msgspec.structs.replace(synthetic.visit(cell, 100.0, count=3), path=how) for cell, how in cells.items()]
     identity = {"gpu_name": title, "pcie_max_generation": 5, "pcie_max_width": 16}
-    info = synthetic.info(title, observed=[{"at": "start", **LINK, **observed}], identity=identity)
+    looks = [{**LINK, **observed, **of_idle} for of_idle in ({"pcie_generation": 1}, {})]
+    info = synthetic.info(title, observed=looks, identity=identity)
     number = len(list(folder.iterdir()))
     return synthetic.loaded(folder / str(number), [*ceilings, *roofs, *visits, *records], info)
 

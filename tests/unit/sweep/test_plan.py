@@ -379,11 +379,13 @@ def test_every_round_and_seed_has_an_order_of_its_own(seed: int) -> None:
     assert len({tuple(order) for order in (plan.cells, first, second, other)}) == 4
 
 
-@pytest.mark.parametrize(("free", "pools", "changes"), [(40 * GIB, 2, 100), (20 * GIB, 1, 3)])
-def test_a_pool_is_pinned_again_at_most_twice_a_round(free: int, pools: int, changes: int) -> None:
+@pytest.mark.parametrize(
+    ("gib", "integrated", "pools", "changes"), [(40, False, 2, 100), (20, False, 1, 3), (40, True, 1, 3)]
+)
+def test_a_pool_is_pinned_again_at_most_twice_a_round(gib: int, pools: int, changes: int, *, integrated: bool) -> None:
     plan = plan_of(
-        replace(H200, host_free_bytes=free), backend="sm", memory="allocated,registered", block_size="4KiB,8KiB",
-        blocks="16,64,256,1024", pool="16GiB",
+        replace(H200, host_free_bytes=gib * GIB, integrated=integrated), backend="sm", memory="allocated,registered",
+        block_size="4KiB,8KiB", blocks="16,64,256,1024", pool="16GiB",
     )  # fmt: skip
     assert plan.host_pools == pools
     kinds = [visit.cell.memory for visit in visits(plan, Sampling(rounds=2), 0)]

@@ -64,7 +64,9 @@ def test_sorted_ids_leave_fewer_copies_than_the_order_of_vllm() -> None:
 def test_runs_are_counted_on_each_side_and_on_both_by_run_and_by_block() -> None:
     one_run = Swap(0.0, "h2d", 0, [*range(4)], [*range(10, 14)])
     on_the_host = Swap(2.0, "h2d", 1, [*range(20, 32)], [*range(100, 124, 2)])
-    runs = TraceStatistics([one_run, on_the_host]).summary(4096)["h2d"]["runs"]
+    summary = TraceStatistics([one_run, on_the_host]).summary(4096)
+    runs = summary["h2d"]["runs"]
+    assert summary["mean_in_flight"] is None, "no swap says when it was done"
     seconds = [TraceStatistics([one_run, one_run._replace(at_s=at_s)]).most_in_a_second for at_s in (0.9, 1.0)]
     assert seconds == [2, 1]
     assert runs["host"]["by_run"] == {"p10": 4, "p50": 4, "p90": 12, "p99": 12}

@@ -225,3 +225,5 @@ def test_on_newer_drivers_batched_copies_are_also_measured_with_the_overlap_flag
     assert trying_overlap(named, driver) == named
     kernels = tuning_sweep(ModelChoice(), ["blocks=1024"], ["sm"])
     assert trying_overlap(kernels, driver) == kernels
+    on_host = tuning_sweep(ModelChoice(), ["blocks=1024"], ways).with_options(device="cpu")
+    assert trying_overlap(on_host, driver) == on_host
