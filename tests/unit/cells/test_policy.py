@@ -189,6 +189,7 @@ choices = [["sm sms=2"], ["batched"]]
         ('device = "a GPU"', 'device = "a\\u001b[2JGPU"', "is not one line of at most 500"),
         ('"h2d"', '"up"', 'policy.tables[0].direction: "up" is not one of h2d, d2h'),
         ("[4096, 65536]", "[65536, 4096]", "block_bytes of a table must ascend"),
+        ("[4096, 65536]", "[4096, 4096]", "block_bytes of a table must ascend"),
         ("[4096, 65536]", "[0, 65536]", "policy.tables[0].block_bytes[0]: 0 is not a whole number from 1"),
         ('[["sm sms=2"], ["batched"]]', '[[""], [""]]', "a table must have at least one choice"),
         ('[["sm sms=2"], ["batched"]]', '[["sm sms=2"]]', "a table must have a row for each of block_bytes"),

@@ -60,12 +60,13 @@ def test_a_probe_is_a_median_and_a_slowdown_the_ratio_to_the_best() -> None:
 
 def test_threads_that_nobody_knows_of_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither those of the start, 1 and 2, nor kvbench's, 3, nor the backend's own, 4; of the others 7 has ended."""
-    monkeypatch.setattr(Threads, "all", lambda _: frozenset(range(1, running + 1)))
-    running = 2
+    monkeypatch.setattr(Threads, "all", lambda _: frozenset(running))
+    running = [1, 2]
     threads = Threads()
+    running = [1, 2, 5]
     with threads.ours():
-        running = 3
-    running, spent_ns = 7, dict.fromkeys(range(1, 8), 100)
+        running = [1, 2, 5, 3]
+    running, spent_ns = [*range(1, 8)], dict.fromkeys(range(1, 8), 100)
     monkeypatch.setattr(disturbance, "_cpu_ns", spent_ns.__getitem__)
     monkeypatch.setattr(disturbance, "time", mock.Mock(monotonic_ns=iter([1000, 1800, 2000]).__next__))
     share = threads.watch([4])
@@ -144,6 +145,7 @@ def test_where_every_cpu_is_slow_a_visit_does_not_search_them_all(host: Host) ->
     host.times_us = dict.fromkeys(host.times_us, 200.0) | {0: 190.0}  # the second behind it
     assert chosen(steady) == 0
     assert len(host.probed) == (1 + disturbance.SEARCHED) * PROBES
+    assert host.probed[PROBES] == 7  # the first behind it
 
 
 def test_a_visit_knows_how_fast_its_cpu_is(host: Host) -> None:

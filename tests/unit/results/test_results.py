@@ -133,6 +133,11 @@ def test_records_are_parsed_strictly(run: Path, body: bytes, said: str) -> None:
     assert str(caught.value).isprintable()
 
 
+def test_the_text_of_a_record_is_printable(run: Path) -> None:
+    _write_raw(run, '{"type":"note","text":"a\u202eb"}'.encode())
+    assert [record.text.isprintable() for record in load_run(run).records if isinstance(record, Note)] == [True]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 50_000, '{"a":' * 50_000])
 def test_a_run_json_that_is_not_an_object_is_refused(run: Path, text: str) -> None:
     (run / "run.json").write_text(text)
