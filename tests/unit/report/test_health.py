@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.ground.errors import UsageError
@@ -117,7 +117,9 @@ def test_a_failed_cell_and_a_host_that_disturbs_most_visits_are_wrong(tmp_path: 
     visits = tuple(slow_cpu(one) for one in synthetic.rounds([cell]))
     disturbed = health_of(made(tmp_path, records=visits))
     assert disturbed.problems[0].what == "other work slowed the CPU in 6 of 9 visits"
-    assert health_of(made(tmp_path, records=visits[:3])).answer == "yes"
+    step = Cell("batched", Direction.D2H, 64, 64 * KIB, neighbour=Neighbour.IDLE)  # whose own work takes CPUs
+    beside = map(slow_cpu, synthetic.beside(step, 1.0, 20.0))
+    assert health_of(made(tmp_path, records=(*visits[:3], *beside))).answer == "yes"
 
 
 def test_a_cause_that_a_check_found_comes_before_what_it_leads_to(tmp_path: Path) -> None:

@@ -114,10 +114,10 @@ def test_files_of_other_formats_bombs_and_damaged_files_are_refused(tmp_path: Pa
 
 def test_a_trace_is_read_as_written_and_a_bad_swap_is_refused_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "trace.gz"
-    swaps = swaps_of([request(0, 0), request(10, 10), request(20, 20), request(30, 0)])
+    swaps = swaps_of([request(0, 0), request(10.000123, 10), request(20, 20), request(30, 0)])
     write_trace(file, Header(block_bytes=4096), swaps, {"requests": 4})
     reader = TraceReader(file)
-    found, written = ([(one.job, [*one.host], [*one.gpu]) for one in every] for every in (reader, swaps))
+    found, written = ([(round(one[0], 6), one.job, *map(list, one[3:5])) for one in every] for every in (reader, swaps))
     assert found == written
     assert reader.end == {"requests": 4}
     for runs in ([0, 2**22], [0, 0], [1, -5], [0]):
