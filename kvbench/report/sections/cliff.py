@@ -201,9 +201,20 @@ def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Char
     marked = {} if view.on_host else _MARKED
     ceiling = view.ceilings.get(direction)
     panel = PlotPanel(f"{direction}, {state} stream", lines, ceiling, marked, divided=_divided(curves))
-    text = tables.chart_text(view, "Cliff: GB/s against block size", f"{tables.INCLUDES[state]}. Band: 95%")
+    footer = f"{tables.INCLUDES[state]}. Band: 95%{_shorter_text(curves)}"
+    text = tables.chart_text(view, "Cliff: GB/s against block size", footer)
     plot = LinePlot(PlotAxis("block size", octaves=True, in_kib=True), GBPS, [panel])
     return Chart(f"cliff-{view.label}", text, plot)
+
+
+def _shorter_text(curves: Sequence[Curve]) -> str:
+    """Which curves end before the largest block size, as a run was asked; "" where all reach it."""
+    largest = max(max(curve.sizes) for curve in curves)
+    shorter = grouped([curve for curve in curves if max(curve.sizes) < largest], lambda curve: max(curve.sizes))
+    return "".join(
+        f". Up to {bytes_size(size)}: N = {ends([curve.blocks for curve in of_size], count)}"
+        for size, of_size in shorter.items()
+    )
 
 
 def _divided(curves: Sequence[Curve]) -> tuple[float, str, str] | None:
