@@ -26,28 +26,39 @@ RUNS: Final = REPORT / "runs"
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 
 
-def numbers() -> str:
-    """The answer of the newest card's report, in so few columns that a phone shows all, and where it comes from."""
-    notes = _answer()[2].removeprefix("- ").split("\n- ")
+def numbers(folders: Sequence[Path] = CARDS) -> str:
+    """The answers of the cards' reports, in so few columns that a phone shows all, and where they come from."""
+    notes = _answer(folders[0])[2].removeprefix("- ").split("\n- ")
+    of_cards = [[_situation(*row, alone=len(folders) == 1) for row in answer_rows(folder)] for folder in folders]
+    rows = [_a_line_a_card(rows) for rows in zip(*of_cards, strict=True)]
+    cards_text = f"{'In this order: ' * (len(folders) > 1)}{'. '.join(map(_origin, folders))}"
     head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
-    return f"{table(head, [_situation(*row) for row in answer_rows()])}\n\n{'. '.join(notes)}. {_origin()}"
+    return f"{table(head, rows)}\n\n{'. '.join(notes)}. {cards_text}"
 
 
-def answer_rows() -> list[list[str]]:
+def _a_line_a_card(rows: Sequence[Sequence[str]]) -> Sequence[str]:
+    swaps, *figures = zip(*rows, strict=True)
+    return [swaps[0], *map("<br>".join, figures)]
+
+
+def answer_rows(folder: Path = REPORT) -> list[list[str]]:
     """Return the rows of the report's answer: direction, beside, use, GB/s, step, cost, otherwise."""
-    return [line.strip("| ").split(" | ") for line in _answer()[0].splitlines()[2:]]
+    return [line.strip("| ").split(" | ") for line in _answer(folder)[0].splitlines()[2:]]
 
 
-def _answer() -> list[str]:
+def _answer(folder: Path) -> list[str]:
     """Return the table of the report's answer, its caption, its notes and the rest."""
-    return (REPORT / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 3)
+    return (folder / "report.md").read_text().partition("**What to use**\n\n")[2].split("\n\n", 3)
 
 
-def _situation(direction: str, beside: str, use: str, gbps: str, step: str, cost: str, other: str) -> Sequence[str]:
+def _situation(
+    direction: str, beside: str, use: str, gbps: str, step: str, cost: str, other: str, *, alone: bool
+) -> Sequence[str]:
     lost, _, thread = cost.rpartition(" + ")
     said = {"step": step, "lost": lost, "thread": thread}
     costs = ", ".join(f"{name} {figure}" for name, figure in said.items() if figure not in ("", "-"))
-    swap, more = "alone" if beside == "nothing" else f"beside {beside}", f"<br>otherwise {other}"
+    swap = "alone" if beside == "nothing" else f"beside {beside}"
+    more = f"{'<br>' if alone else '; '}otherwise {other}"
     return f"{direction} {swap}", use + more * (other != "-"), gbps, costs or "-"
 
 
@@ -120,9 +131,10 @@ def _limit() -> str:
     )
 
 
-def _origin() -> str:
-    """Where and when the card's runs were made, and by which commands."""
-    runs = [load_run(run) for run in run_folders(REPORT)]
+def _origin(folder: Path) -> str:
+    """Where and when a card's runs were made, and by which commands."""
+    link = folder.relative_to(ROOT).as_posix()
+    runs = [load_run(run) for run in run_folders(folder)]
     infos = [run.info for run in runs]
     identity = infos[0].identity
     dates = ends(sorted(info.created[:10] for info in infos), str)
@@ -131,7 +143,7 @@ def _origin() -> str:
     return (
         f"{identity['gpu_name']}, driver {identity['driver_version']}{used}; {views_of(runs[:1])[0].host}; {dates}: "
         "`kvbench sweep` with the name "
-        f"of each of these [runs]({_LINK}/runs), then `kvbench report` ([report]({_LINK}/report.md))."
+        f"of each of these [runs]({link}/runs), then `kvbench report` ([report]({link}/report.md))."
     )
 
 

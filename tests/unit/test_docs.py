@@ -60,6 +60,14 @@ def test_the_documents_stay_short() -> None:
     assert not {"opened", "gated", "sustained", "merged", "copier"} & {*README.read_text().split()}
 
 
+def test_the_answers_of_two_cards_are_two_lines_of_each_row() -> None:
+    first, second = (figures.numbers([figures.REPORT] * cards).splitlines()[2].split(" | ") for cards in (1, 2))
+    assert second[0] == first[0]
+    assert [text.strip("| ") for text in second[2:]] == [
+        f"{text.strip('| ')}<br>{text.strip('| ')}" for text in first[2:]
+    ]
+
+
 def test_every_exit_code_and_verdict_has_a_row() -> None:
     pages = {REFERENCE / "results.md": list(map(int, ExitCode)), HOW_TO / "gate.md": list(GateVerdict)}
     for page, values in pages.items():
