@@ -160,13 +160,34 @@ def committed(run: str) -> Run:
     return load_run(RUNS / run)
 
 
-def _printed(*command: str) -> str:
+def _printed(*command: str, runs: Sequence[str] = ("engine", "beside"), lines: int = 9) -> str:
     """The first lines that a command prints about runs of the card."""
-    command = (sys.executable, "-m", "kvbench", *command, f"{_LINK}/runs/engine", f"{_LINK}/runs/beside")
+    folders = (f"{_LINK}/runs/{run}" for run in runs)
+    command = (sys.executable, "-m", "kvbench", *command, *folders)
     text = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return "\n".join(["```", *text.splitlines()[:9], "```"])
+    return "\n".join(["```", *text.splitlines()[:lines], "```"])
 
 
-_OUTPUTS: Final = {"show": partial(_printed, "show"), "chat": partial(_printed, "report", "--snippet", "chat")}
+def _table_of(section: str, run: str) -> str:
+    """The first table of a section as a run of the card has it, as Markdown."""
+    fenced = _printed("report", "--snippet", section, runs=(run,), lines=99)
+    return "\n\n".join(fenced.removeprefix("```\n").removesuffix("\n```").split("\n\n")[:3])
+
+
+def _probed() -> str:
+    """The answers of the card's probes."""
+    return "\n\n".join((REPORT / "probe.md").read_text().split("\n\n")[:2]).removeprefix("### ")
+
+
+_IN_TIME: Final = ("show", "--beside", "decode", "--max-slowdown", "5%")
+_OUTPUTS: Final = {
+    "show": partial(_printed, "show"),
+    "chat": partial(_printed, "report", "--snippet", "chat"),
+    "show-beside": partial(_printed, *_IN_TIME, runs=("beside",), lines=7),
+    "table-of-sweep": partial(_table_of, "cliff", "cliff"),
+    "table-of-models": partial(_table_of, "models", "models"),
+    "table-of-replay": partial(_table_of, "trace", "hour"),
+    "probed": _probed,
+}
 _MAKERS: Final = {"picture": picture, "numbers": numbers, "asked": asked, **_OUTPUTS}
 MAKERS: Final = _MAKERS if CARDS else dict.fromkeys(_MAKERS, lambda: "No report of this version is committed yet.")
