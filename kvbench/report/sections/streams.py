@@ -181,6 +181,10 @@ def _submission(outcome: Outcome) -> str:
     return f"{_caller_us(outcome)}{_BEGUN if outcome.depth_held < 0.5 else ''}"
 
 
+def _submissions(side: ContrastSide) -> list[Figure]:
+    return [Figure(arm, arm, _submission) for arm in side.arms]
+
+
 def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
     knees = {}
     for arm in side.arms:
@@ -265,7 +269,7 @@ QUEUE_DEPTH: Final = Contrast(
     keys=(Key("Queued", lambda cell: cell.queued, lambda outcome: count(outcome.cell.queued)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by queued swaps of the same kind",
     arm=_queue_arm,
-    columns=lambda side: [Figure(arm, arm, _submission) for arm in side.arms],
+    columns=_submissions,
     includes=lambda _: INCLUDES["caller_us"],
     last=_knee_line,
     notes=lambda side: [
@@ -283,7 +287,7 @@ QUEUE_STREAMS: Final = Contrast(
     keys=(Key("Streams", lambda cell: cell.streams, lambda outcome: count(outcome.cell.streams)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by the streams that queued swaps are distributed over",
     arm=lambda outcome: f"{name_of(outcome)}, {swap_text(outcome.cell)}, {count(outcome.cell.queued)} queued",
-    columns=lambda side: [Figure(arm, arm, _submission) for arm in side.arms],
+    columns=_submissions,
     includes=lambda _: INCLUDES["caller_us"],
     notes=_full_notes,
 )
