@@ -16,7 +16,7 @@ from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
 from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined, opposite_rate
-from kvbench.results.roofs import Rate, Reached, reached
+from kvbench.results.roofs import Rate, SmReach, reached
 from kvbench.results.schema import Opposite, Record, RunInfo, Visit
 
 _FORMULA: Final = re.compile(r"[=@\t\r]|[+-](?![\d.,]*%?$)")
@@ -87,7 +87,7 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
 
 
 def _limits(
-    cell: Cell, ceilings: Mapping[str, float], sm_copies: Mapping[Direction, Reached | None]
+    cell: Cell, ceilings: Mapping[str, float], sm_copies: Mapping[Direction, SmReach | None]
 ) -> dict[str, float]:
     """The ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling = ceilings.get(cell.direction, math.nan)

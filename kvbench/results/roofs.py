@@ -35,7 +35,7 @@ class Rate(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class SmReach:
     """What SM copies reach in a direction: GB/s in large blocks, and small blocks a second, scattered over
     `pool_bytes` and dense.
     """
@@ -52,7 +52,7 @@ class Reached:
         return self.scattered if self.dense.rate > _LIMITED * self.scattered.rate else Rate(math.nan)
 
 
-def reached(records: Iterable[Record], direction: Direction) -> Reached | None:
+def reached(records: Iterable[Record], direction: Direction) -> SmReach | None:
     """What SM copies reached in a run, None if it did not measure that."""
     roofs = [record for record in records if isinstance(record, Roof) and record.direction == direction]
     roofs = [roof for roof in roofs if min(map(min, (roof.copy_us, roof.scattered_us, roof.dense_us))) > 0]
@@ -62,7 +62,7 @@ def reached(records: Iterable[Record], direction: Direction) -> Reached | None:
         [median(getattr(roof, name)) for roof in roofs] for name in ("scattered_us", "dense_us", "copy_us")
     )
     first = roofs[0]
-    return Reached(
+    return SmReach(
         Rate.of(first.copy_bytes, copy_us).times(1e-3),
         Rate.of(first.blocks, scattered_us).times(1e6),
         Rate.of(first.blocks, dense_us).times(1e6),

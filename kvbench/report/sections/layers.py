@@ -38,7 +38,7 @@ _HEADER: Final = (
 
 
 @dataclass(frozen=True)
-class Load:
+class LayerLoad:
     """Loads by layers: what is loaded beside what, its size in tokens or blocks, and what it took."""
 
     outcome: Outcome
@@ -116,7 +116,7 @@ def make(view: View) -> PartOrReason:
     return lambda: Part(findings, tables=tables)
 
 
-def _loads(view: View, outcomes: Sequence[Outcome]) -> tuple[list[Load], str]:
+def _loads(view: View, outcomes: Sequence[Outcome]) -> tuple[list[LayerLoad], str]:
     """The swaps by layers, and the unit of their sizes: tokens where all are of a model of the run, or blocks."""
     try:
         models = swaps_from_plain(view.run.info.spec.get("models", []))
@@ -126,8 +126,8 @@ def _loads(view: View, outcomes: Sequence[Outcome]) -> tuple[list[Load], str]:
     of_models = [swaps.get(_shape(outcome.cell)) for outcome in outcomes]
     if all(of_models):
         pairs = zip(outcomes, filter(None, of_models), strict=True)
-        return [Load(outcome, _what(outcome.cell, swap), swap.tokens) for outcome, swap in pairs], "tokens"
-    return [Load(outcome, _what(outcome.cell), outcome.cell.blocks) for outcome in outcomes], "blocks"
+        return [LayerLoad(outcome, _what(outcome.cell, swap), swap.tokens) for outcome, swap in pairs], "tokens"
+    return [LayerLoad(outcome, _what(outcome.cell), outcome.cell.blocks) for outcome in outcomes], "blocks"
 
 
 def _shape(cell: Cell) -> tuple[int, int, str, str]:
@@ -140,7 +140,7 @@ def _what(cell: Cell, swap: ModelSwap | None = None) -> str:
     return f"{swap.title if swap else blocks}, {cell.direction}{beside}"
 
 
-def _table(view: View, title: str, unit: str, loads: Sequence[Load]) -> DataTable:
+def _table(view: View, title: str, unit: str, loads: Sequence[LayerLoad]) -> DataTable:
     ordered = sorted(loads, key=lambda load: (load.size, load.method))
     body = [[count(load.size), load.method, *map(figure, load.times_us), load.share_text] for load in ordered]
     outcomes = [load.outcome for load in loads]
@@ -148,7 +148,7 @@ def _table(view: View, title: str, unit: str, loads: Sequence[Load]) -> DataTabl
     return measured_table(view, outcomes, INCLUDES["swap_us"], title, header, body, [_NOTE], left=2)
 
 
-def _finding(what: str, unit: str, loads: Sequence[Load]) -> Text:
+def _finding(what: str, unit: str, loads: Sequence[LayerLoad]) -> Text:
     """Name the methods that hide the loads of TOKENS, or of the most that was loaded, and their submission times."""
     sizes = {load.size for load in loads}
     size = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)

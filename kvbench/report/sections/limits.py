@@ -10,7 +10,7 @@ from kvbench.ground.text import ends
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.view import View, grouped
-from kvbench.results.roofs import Reached, reached
+from kvbench.results.roofs import SmReach, reached
 
 _NEEDED: Final = "it needs a run on a GPU whose blocks are scattered over 1 GiB or more"
 _CLOCK: Final = Once("All SMs; execution times by CUDA events: a long swap less a short one. ")
@@ -21,7 +21,7 @@ class _Row(NamedTuple):
 
     direction: Direction
     pool_bytes: int
-    runs: Sequence[Reached]
+    runs: Sequence[SmReach]
 
     @property
     def scattered(self) -> str:

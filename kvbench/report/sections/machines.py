@@ -36,7 +36,7 @@ _CHOSEN: Final = "Best: of the methods that are not told apart from the fastest,
 _NONE_IN_COMMON: Final = "No swap in common: batched, an idle stream, the same direction, number and size of blocks"
 
 
-class Reached(NamedTuple):
+class MachineFigures(NamedTuple):
     """What a machine reaches for swaps of a shape: the best, batched copies, and the code of other packages by name."""
 
     answer: ShapeAnswer
@@ -107,7 +107,7 @@ _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
 }
 
 
-def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
+def _swaps(runs: Sequence[View]) -> dict[SwapShape, MachineFigures]:
     """The rates of a machine on an idle stream by shape, where batched copies are among them.
 
     The figures of a shape are of one run, the one with the most cells of kvbench's own; only other packages' code may
@@ -115,7 +115,7 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
     """
     backends = chain.from_iterable(view.run.info.backends for view in runs)
     others = {facts.name for facts in backends if facts.plug_in or facts.package.split("==")[0] not in ("", "kvbench")}
-    swaps: dict[SwapShape, Reached] = {}
+    swaps: dict[SwapShape, MachineFigures] = {}
     foreign: dict[SwapShape, dict[str, tuple[ShapeAnswer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: -sum(cell.backend not in others for cell in view.run.outcomes)):
         try:
@@ -131,11 +131,11 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, Reached]:
                     name = method_label(choice.backend, plug_in=choice.plug_in)
                     of_others.setdefault(name, (answer, choice))
                 elif choice.backend == BATCHED and shape not in swaps:
-                    swaps[shape] = Reached(answer, choice, of_others)
+                    swaps[shape] = MachineFigures(answer, choice, of_others)
     return swaps
 
 
-def _shipped(machines: Sequence[Mapping[SwapShape, Reached]], shapes: Iterable[SwapShape]) -> list[str]:
+def _shipped(machines: Sequence[Mapping[SwapShape, MachineFigures]], shapes: Iterable[SwapShape]) -> list[str]:
     """The names of the engines' own code among the methods of some shapes: that of no plug-in."""
     names: set[str] = set()
     for machine, shape in product(machines, shapes):
@@ -155,7 +155,7 @@ def _compared(common: set[SwapShape]) -> list[SwapShape]:
     return [*shapes]
 
 
-def _swap_rows(shape: SwapShape, swaps: Sequence[Reached], ceilings: Sequence[float]) -> list[_Row]:
+def _swap_rows(shape: SwapShape, swaps: Sequence[MachineFigures], ceilings: Sequence[float]) -> list[_Row]:
     swap = f"{shape.direction} {count(shape.blocks)} {TIMES} {bytes_size(shape.block_bytes)}"
     in_us = shape.blocks < MANY
     head = f"{swap}, {'us' if in_us else 'GB/s'}"
