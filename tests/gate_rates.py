@@ -31,11 +31,13 @@ from tests.docs.markup import table
 from tests.slow_backend import laid_out
 
 FILE: Final = Path(__file__).parents[1] / "reports" / "gate-rates.json"
-# Name of a kind of gates -> its sides.
+# Name of a kind of gates -> its sides, and its suite if that is not the default.
 KINDS: Final[Mapping[str, Sequence[str]]] = {
     "the same build": ("--base=here", "--cand=here"),
     "the kernel 5% slower": ("--base=backend:sm_same", "--cand=backend:sm_slow5"),
+    "the same build, suite vllm": ("--base=here", "--cand=here", "--suite=vllm"),
 }
+_DEFAULT_KINDS: Final = tuple(KINDS)[:2]  # the suite vllm needs vLLM installed
 _SHOWN: Final = (GateVerdict.SLOWER, GateVerdict.UNDECIDED, GateVerdict.SAME)
 _HEADINGS: Final = ("candidate", "GPU, driver", "measured", "gates", *_SHOWN, "other", "seconds")
 
@@ -118,13 +120,14 @@ def _shares(gates: Sequence[Gated]) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gates", type=int, default=10, help="gates of each kind to add")
+    parser.add_argument("--kind", action="append", choices=tuple(KINDS), help="kind of gates; repeatable")
     parser.add_argument("--minutes", type=float, default=0.6, help="time limit of a gate")
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no gate that would end later than this")
     parser.add_argument("--file", type=Path, default=FILE, help="file to append to")
     parser.add_argument("more", nargs="*", help="more arguments of kvbench gate compare, behind --")
     options = parser.parse_args()
     gates, began_s = read(options.file), time.monotonic()
-    for number, kind in product(range(options.gates), KINDS):
+    for number, kind in product(range(options.gates), options.kind or _DEFAULT_KINDS):
         took_s = max((one.seconds for one in gates if one.kind == kind), default=60 * options.minutes)
         if time.monotonic() - began_s + took_s > options.seconds:
             break
