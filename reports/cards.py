@@ -18,7 +18,7 @@ import msgspec
 
 from kvbench.ground.errors import KvbenchError
 from kvbench.ground.files import shipped_folder
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
 from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
@@ -236,7 +236,7 @@ def _row(card: Path) -> list[str]:
     return [
         f"[{markdown.inline(title)}]({card.name}/{REPORT_FILE})",
         markdown.inline(driver),
-        ends((run.info.created[:10] for run in runs), str),
+        range_text((run.info.created[:10] for run in runs), str),
         str(len(runs)),
         str(len(visits)),
         str(min(visits)),

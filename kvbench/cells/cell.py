@@ -40,7 +40,7 @@ from kvbench.cells.axes import (
 from kvbench.cells.pattern import AS_PATTERN, CONTIGUOUS, DESCENDING, SHUFFLED, Pattern
 from kvbench.cells.units import KIB, size_text
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import hint, shown
+from kvbench.ground.text import hint, quoted
 
 EQUAL: Final = "equal"
 AxisTexts = dict[str, str | None]
@@ -327,7 +327,7 @@ AXES: Final = _axes(
 
 def axis_named(name: str) -> Axis:
     if name not in AXES:
-        raise UsageError(f"unknown axis {shown(name)}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
+        raise UsageError(f"unknown axis {quoted(name)}; {hint(name, AXES, 'the axes are ' + ', '.join(AXES))}")
     return AXES[name]
 
 

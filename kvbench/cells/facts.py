@@ -9,7 +9,7 @@ from kvbench.cells.axes import DEFAULT_ORDER, Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import KIB
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 
 # Size and number of the plain copies that measure a device's ceiling.
 CEILING_BYTES: Final = {"cuda": 1 << 30, "cpu": 1 << 24}
@@ -181,7 +181,7 @@ def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:
 
 def sms_text(counts: Collection[int]) -> str:
     """Return "4 SMs", of several counts their ends, "2 to 12 SMs", and "" of none."""
-    return f"{ends(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
+    return f"{range_text(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
 
 
 def method_label(

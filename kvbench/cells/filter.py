@@ -11,7 +11,7 @@ from kvbench.cells.axes import Axis, AxisValue, size
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.units import parse_size
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import hint, located, shown
+from kvbench.ground.text import hint, located, quoted
 
 # Bytes per swap: blocks x block size.
 SWAP_BYTES: Final = Axis("2GiB", parse_size, size, ranged=True, name="swap_bytes", field="swap_bytes")
@@ -41,14 +41,14 @@ class Filter:
     @classmethod
     def parse(cls, text: str) -> "Filter":
         """Read one condition in the form that `str` writes; raises UsageError."""
-        with located(f"filter {shown(text)}"):
+        with located(f"filter {quoted(text)}"):
             match = _CONDITION.fullmatch(text.strip())
             if match is None:
                 raise UsageError(_GRAMMAR)
             name, sign, alternatives = match.groups()
             axis = _FILTERED.get(name)
             if axis is None:
-                raise UsageError(f"unknown axis {shown(name)}; {hint(name, _FILTERED)}")
+                raise UsageError(f"unknown axis {quoted(name)}; {hint(name, _FILTERED)}")
             if sign in _COMPARISONS and not axis.ranged:
                 raise UsageError(f"axis {name} has no order; compare it with = or !=")
             if sign in _COMPARISONS and "|" in alternatives:

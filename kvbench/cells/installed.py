@@ -15,7 +15,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import HostMemory
 from kvbench.cells.policy import Choice
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import hint, printable, shown
+from kvbench.ground.text import hint, printable, quoted
 
 GROUP: Final = "kvbench.backends"
 _ENGINES: Final = "kvbench.engines"
@@ -124,7 +124,7 @@ def of_engine(backend: str) -> str:
 
 
 def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
-    return UsageError(f"unknown backend {shown(name)}; {hint(name, known)}")
+    return UsageError(f"unknown backend {quoted(name)}; {hint(name, known)}")
 
 
 def _is_built_in(entry: EntryPoint) -> bool:

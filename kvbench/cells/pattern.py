@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvbench.ground.text import shown
+from kvbench.ground.text import quoted
 
 _PLAIN_ORDERS: Final = ("shuffled", "contiguous", "descending")
 _RUNS: Final = re.compile(r"runs-([1-9]\d{0,5})")
@@ -97,7 +97,7 @@ class Pattern:
         pattern = replace(tensors, order=order if tail else None) if tensors else order
         ordered = pattern is not None and (pattern.order == SHUFFLED or (tail and pattern.kind == "fragments"))
         if pattern is None or str(pattern) != text or ordered:
-            raise ValueError(f"{shown(text)} is not a pattern; {_RIGHT}")
+            raise ValueError(f"{quoted(text)} is not a pattern; {_RIGHT}")
         return pattern
 
     @classmethod

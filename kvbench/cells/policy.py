@@ -20,7 +20,7 @@ from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import BATCHED, MERGED, NO_CHOICES, PER_BLOCK, PRIMED, SM, STAGED, method_label
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_toml
-from kvbench.ground.text import Line, convert, located, shown
+from kvbench.ground.text import Line, convert, located, quoted
 
 NO_POLICY: Final = "auto had no policy and used its built-in defaults: build one with kvbench tune -p FILE"
 FORMAT: Final = 2
@@ -85,18 +85,18 @@ class Choice:
         backend, *settings = text.split(" ")
         AXES["backend"].parse_one(backend)
         if backend in NO_CHOICES:
-            raise UsageError(f"choice {shown(text)}: {backend} is not a backend that a policy can choose")
+            raise UsageError(f"choice {quoted(text)}: {backend} is not a backend that a policy can choose")
         pairs = tuple((name, value) for name, _, value in (setting.partition("=") for setting in settings))
         names = {name for name, _ in pairs}
         if len(names) < len(pairs) or not names <= set(CHOSEN_AXES):
             raise UsageError(
-                f"choice {shown(text)}: write a backend, then axis=value of {', '.join(CHOSEN_AXES)}, each once"
+                f"choice {quoted(text)}: write a backend, then axis=value of {', '.join(CHOSEN_AXES)}, each once"
             )
         for name, value in pairs:
             if AXES[name].parse_one(value) == 0 and name == "sms":
-                raise UsageError(f"choice {shown(text)}: write the number of SMs, not all")
+                raise UsageError(f"choice {quoted(text)}: write the number of SMs, not all")
         if "pace" in names and backend in SERVING and backend != SM:
-            raise UsageError(f"choice {shown(text)}: {backend} has no pace; {SM} has")
+            raise UsageError(f"choice {quoted(text)}: {backend} has no pace; {SM} has")
         return cls(backend, pairs)
 
     @classmethod
@@ -199,11 +199,11 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         if self.format == 1 and any(table.beside for table in self.tables):
             raise ValueError("tables beside a step are of format 2")
         if unknown := sorted(self.workload.keys() - set(WORKLOAD_AXES)):
-            raise ValueError(f"workload: {shown(unknown[0])} is not one of {', '.join(WORKLOAD_AXES)}")
+            raise ValueError(f"workload: {quoted(unknown[0])} is not one of {', '.join(WORKLOAD_AXES)}")
         for table in self.tables:
             shares = [text for text in chain(*table.choices) if text and Choice.parse(text).share]
             if shares and table.direction not in self.ceiling_gbps:
-                raise ValueError(f"choice {shown(shares[0])}: its pace needs ceiling_gbps of {table.direction}")
+                raise ValueError(f"choice {quoted(shares[0])}: its pace needs ceiling_gbps of {table.direction}")
 
     def check_machine(self, device: str, driver: str) -> str | None:
         """A warning for another version of the driver, or None; "" is none.
@@ -213,7 +213,7 @@ class Policy(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
         """
         if self.device != device:
             raise UsageError(
-                f"policy: it was measured on {shown(self.device)}, this is {shown(device)}; build one here with "
+                f"policy: it was measured on {quoted(self.device)}, this is {quoted(device)}; build one here with "
                 "kvbench show RUN -p FILE"
             )
         was, now = self.driver or "none", driver or "none"

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from kvbench.ground.text import shown
+from kvbench.ground.text import quoted
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -20,13 +20,13 @@ def parse_size(text: str) -> int:
     factor = _FACTORS.get(match[2]) if match else None
     if match is None or factor is None:
         raise ValueError(
-            f"{shown(text)} is not a size; write a number of bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB"
+            f"{quoted(text)} is not a size; write a number of bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB"
         )
     whole, _, fraction = match[1].partition(".")
     scale = int("1" + "0" * len(fraction))
     scaled = int(whole + fraction) * factor
     if scaled % scale:
-        raise ValueError(f"{shown(text)} is not a whole number of bytes")
+        raise ValueError(f"{quoted(text)} is not a whole number of bytes")
     return scaled // scale
 
 
@@ -35,7 +35,7 @@ def parse_binary_size(text: str) -> int:
     size_bytes = parse_size(text)
     number, unit = text.strip().rstrip("KMGB"), text.strip().lstrip("0123456789. ")
     if unit in ("KB", "MB", "GB"):
-        raise ValueError(f"{shown(text)} is {size_bytes} bytes; write {number.strip()}{unit[0]}iB or {size_bytes}B")
+        raise ValueError(f"{quoted(text)} is {size_bytes} bytes; write {number.strip()}{unit[0]}iB or {size_bytes}B")
     return size_bytes
 
 

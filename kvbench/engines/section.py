@@ -16,7 +16,7 @@ from kvbench.cells.installed import Engine, engines, of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import counted, ends
+from kvbench.ground.text import counted, range_text
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
@@ -142,8 +142,9 @@ def _same_api(engine: Engine, shapes: Sequence[Measured]) -> str:
     close = sum(compared.verdict is Verdict.SAME for compared, *_ in decided)
     longer_us = [shape.caller_us[call] - shape.caller_us[batched] for _, shape, batched, call in decided]
     unclear = f" ({len(pairs) - len(decided)} undecided)" if len(decided) < len(pairs) else ""
+    ratios = range_text([pair[0].ratio for pair in decided], figure)
     return (
-        f"{engine.same_as} takes {ends([pair[0].ratio for pair in decided], figure)} times as long as batched, within "
+        f"{engine.same_as} takes {ratios} times as long as batched, within "
         f"{BETWEEN_RUNS.fraction:.0%} of it in {close} of {counted(len(decided), 'cell')}{unclear}. Its call, through "
         f"torch, {_thread_text(longer_us)}."
     )

@@ -48,7 +48,7 @@ def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
     """Raise UsageError for the first unknown key; the message suggests the nearest known one."""
     for key in table:
         if key not in known:
-            raise UsageError(f"unknown key {shown(key)}; {hint(key, known)}")
+            raise UsageError(f"unknown key {quoted(key)}; {hint(key, known)}")
 
 
 # Below it, words of other meaning are alike: "nope" and "copier".
@@ -63,7 +63,7 @@ def hint(word: str, known: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {near[0]}?" if near else otherwise or f"use one of {', '.join(words)}"
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return `value` for a message: in JSON and TOML notation, on one line and shortened."""
     try:
         return brief(json.dumps(value, ensure_ascii=False, default=str))
@@ -129,7 +129,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def ends(values: Iterable[Ordered], show: Callable[[Ordered], str]) -> str:
+def range_text(values: Iterable[Ordered], show: Callable[[Ordered], str]) -> str:
     """Return "least to most" of one or more values, or one of them where they look the same."""
     ordered = sorted(values)
     return " to ".join(dict.fromkeys((show(ordered[0]), show(ordered[-1]))))
@@ -204,11 +204,11 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
     if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
         fields = {field.encode_name: field.required for field in inner.fields}
         if inner.forbid_unknown_fields and (unknown := [key for key in value if key not in fields]):
-            return f"{lead}unknown key {shown(unknown[0])}; {hint(unknown[0], fields)}"
+            return f"{lead}unknown key {quoted(unknown[0])}; {hint(unknown[0], fields)}"
         if missing := [key for key, required in fields.items() if required and key not in value]:
             return f"{lead}{missing[0]} is missing"
     elif inner is not None and (not isinstance(inner, msgspec.inspect.CustomType) or text.startswith("Expected ")):
-        return f"{lead}{shown(value)} is not {meaning(info)}"
+        return f"{lead}{quoted(value)} is not {meaning(info)}"
     return f"{lead}{short(printable(text), 600)}"
 
 

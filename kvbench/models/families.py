@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import shown
+from kvbench.ground.text import quoted
 from kvbench.models.fields import MOST_LAYERS, Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
 from kvbench.models.geometry import CachePart
 from kvbench.models.rows import (
@@ -157,10 +157,10 @@ def _deepseek_v4(fields: Fields) -> Layers:
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
     if others := [kind for kind in types or () if str(kind) not in rates]:
-        raise FieldError("layer_types", f"{shown(others[0])} {NO_KIND}")
+        raise FieldError("layer_types", f"{quoted(others[0])} {NO_KIND}")
     ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[kind] for kind in types or ()])
     if len(ratios) < layers:
-        raise fields.error("compress_ratios", f"{shown(ratios)} is not a list of {layers} items, one for each layer")
+        raise fields.error("compress_ratios", f"{quoted(ratios)} is not a list of {layers} items, one for each layer")
     row = Cache(1, size, 1, row_bytes=row_bytes)
     last = Cache(1, window * size, 1, CachePart.WINDOW, row_bytes=window * row_bytes)
     indexed = rates["compressed_sparse_attention"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import convert, shown
+from kvbench.ground.text import convert, quoted
 
 Table = Mapping[str, object]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
@@ -125,20 +125,20 @@ class Fields:
         if value is None:
             return None
         if not isinstance(value, list | str) or len(value) < count or (len(value) > count and not at_least):
-            raise self.error(name, f"{shown(value)} is not a list of {count} items, one for each layer")
+            raise self.error(name, f"{quoted(value)} is not a list of {count} items, one for each layer")
         return list(value)[:count]
 
     def flags(self, name: str, count: int) -> list[bool] | None:
         """A list with 0 or 1 for each of `count` layers as booleans, or None if it is absent."""
         values = self.items(name, count)
         if any(value not in (0, 1) for value in values or ()):
-            raise self.error(name, f"{shown(values)} has other values than 0 and 1")
+            raise self.error(name, f"{quoted(values)} has other values than 0 and 1")
         return values and [bool(value) for value in values]
 
     def table(self, name: str) -> "Fields":
         value = self.get(name)
         if not isinstance(value, dict):
-            raise self.error(name, f"{shown(value)} is not a table")
+            raise self.error(name, f"{quoted(value)} is not a table")
         inner = Fields(value, f"{self._path}{name}.")
         self._inner.append(inner)
         return inner
@@ -154,7 +154,7 @@ class Fields:
     def refuse_unread(self, family: str) -> None:
         for name, value in self.unread():
             why = "may change the KV cache, and kvbench does not know how for model_type"
-            raise FieldError(name, f"{shown(value)} {why} {family}")
+            raise FieldError(name, f"{quoted(value)} {why} {family}")
 
 
 def layer_count(fields: Fields) -> int:

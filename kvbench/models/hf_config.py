@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_as
-from kvbench.ground.text import NAME_PATTERN, counted, located, name_of, printable_tree, short, shown
+from kvbench.ground.text import NAME_PATTERN, counted, located, name_of, printable_tree, quoted, short
 from kvbench.models.families import is_plain, layers_of
 from kvbench.models.fields import NUMBERS, FieldError, Fields, Table, changed_by, head_size, kv_heads, layer_count
 from kvbench.models.geometry import KvDtype, LayerGroup, Model
@@ -136,7 +136,7 @@ def object_in(path: Path) -> dict[str, object]:
             raise UsageError("is not a regular file of up to 16 MiB" if path.exists() else "file not found")
         table = printable_tree(json.loads(path.read_bytes()))
     if not isinstance(table, dict):
-        raise UsageError(f"{shown(table)} is not a config.json: it must hold a JSON object")
+        raise UsageError(f"{quoted(table)} is not a config.json: it must hold a JSON object")
     return table
 
 
@@ -154,7 +154,7 @@ def levels_of(config: Table) -> Iterator[Table]:
     if names:
         inner = config[names[0]]
         if not isinstance(inner, dict):
-            raise UsageError(f"{names[0]}: {shown(inner)} is not a table")
+            raise UsageError(f"{names[0]}: {quoted(inner)} is not a table")
         yield from levels_of(inner)
 
 
@@ -173,14 +173,14 @@ def _dtype(levels: Sequence[Table]) -> KvDtype:
     named = (level.get(field) for level in reversed(levels) for field in ("dtype", "torch_dtype"))
     name = next((name for name in named if name is not None), "bfloat16")
     if not isinstance(name, str) or name.removeprefix("torch.") not in _DTYPES:
-        raise UsageError(f"torch_dtype: {shown(name)} is not one of {', '.join(_DTYPES)}; choose with --kv-dtype")
+        raise UsageError(f"torch_dtype: {quoted(name)} is not one of {', '.join(_DTYPES)}; choose with --kv-dtype")
     return _DTYPES[name.removeprefix("torch.")]
 
 
 def _quantized(config: object) -> KvDtype | None:
     """The type of the cache in a quantization config, as compressed-tensors and ModelOpt write it."""
     if not isinstance(config, dict):
-        raise UsageError(f"quantization_config: {shown(config)} is not a table")
+        raise UsageError(f"quantization_config: {quoted(config)} is not a table")
     inner = config.get("quantization")
     tables = [inner, config] if isinstance(inner, dict) else [config]
     for field in ("kv_cache_scheme", "kv_cache_quant_algo"):
@@ -191,14 +191,14 @@ def _quantized(config: object) -> KvDtype | None:
                 return KvDtype.FP8
             if (value.lower() if isinstance(value, str) else value) not in _UNSET:
                 raise UsageError(
-                    f"quantization_config.{field}: {shown(value)} is not a type of a cache that kvbench knows; choose "
+                    f"quantization_config.{field}: {quoted(value)} is not a type of a cache that kvbench knows; choose "
                     "it with --kv-dtype"
                 )
     for table in tables:
         for field, value in table.items():
             known = ("kv_cache_scheme", "kv_cache_quant_algo")
             if re.search(r"(?i)(^|_)kv(_|$)", field) and field not in known and value:
-                raise UsageError(f"quantization_config.{field}: {shown(value)} is not known; choose with --kv-dtype")
+                raise UsageError(f"quantization_config.{field}: {quoted(value)} is not known; choose with --kv-dtype")
     return None
 
 

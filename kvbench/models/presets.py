@@ -9,7 +9,7 @@ import msgspec
 
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_toml, shipped_folder
-from kvbench.ground.text import check_keys, convert, hint, located, name_of, shown
+from kvbench.ground.text import check_keys, convert, hint, located, name_of, quoted
 from kvbench.models.families import NO_DRAFT
 from kvbench.models.fields import MOST_LAYERS
 from kvbench.models.geometry import (
@@ -70,7 +70,7 @@ class ModelChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The swap of every model without duplicates; raises UsageError, which names the setting."""
         for name in self.__struct_fields__ if not self.models else ():
             if value := getattr(self, name):
-                raise UsageError(f"{name}: {shown(value)} requires a model; choose one with --model")
+                raise UsageError(f"{name}: {quoted(value)} requires a model; choose one with --model")
         return tuple(dict.fromkeys(swap for text in self.models for swap in self._swaps(text)))
 
     def step_model(self) -> StepSizes | None:
@@ -115,7 +115,7 @@ def _of_numbers(text: str, kv_dtype: KvDtype | None, speculative: int) -> Model:
     """Read groups of layers written as numbers: layers=32,kv_heads=8,head_size=128, joined by "+"."""
     name = name_of(re.sub(r"[a-z_]+=|\s", "", text).replace(",", "x").replace("+", "-"), "custom")
     groups: list[LayerGroup] = []
-    with located(f"model {shown(text)}"):
+    with located(f"model {quoted(text)}"):
         for part in text.split("+"):
             pairs = [re.sub(r"\s", "", pair).partition("=") for pair in part.split(",")]
             plain = {key: int(value) if re.fullmatch(r"\d{1,12}", value) else value for key, _, value in pairs}
@@ -148,14 +148,14 @@ def find_model(name_or_path: str, kv_dtype: KvDtype | None = None, speculative: 
     path = Path(name_or_path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name_or_path) and path.suffix != ".json" and not path.exists():
         raise UsageError(
-            f"model {shown(name_or_path)}: kvbench does not download models: download its config.json and give "
+            f"model {quoted(name_or_path)}: kvbench does not download models: download its config.json and give "
             f"the path, or {hint(path.name, tables, 'see kvbench list models')}"
         )
     if name_or_path.endswith(".json") or "/" in name_or_path or path.is_dir():
         return read_config_json(path, kv_dtype, speculative)
     otherwise = "list the presets with kvbench list models, or give the path of a config.json"
     near = "a suffix is @tpN or @tokensN" if "@" in name_or_path else hint(name_or_path, tables, otherwise)
-    raise UsageError(f"model {shown(name_or_path)}: kvbench ships no model of that name; {near}")
+    raise UsageError(f"model {quoted(name_or_path)}: kvbench ships no model of that name; {near}")
 
 
 class GroupFacts(msgspec.Struct, kw_only=True):

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from kvbench.ground.text import shown
+from kvbench.ground.text import quoted
 from kvbench.models.fields import Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
 from kvbench.models.geometry import CachePart
 
@@ -60,7 +60,7 @@ def kinds_of(
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
         if others := [item for item in items or () if _WORD_OF_LAYER.get(str(item)) not in known]:
-            raise FieldError(name, f"{shown(others[0])} {NO_KIND}")
+            raise FieldError(name, f"{quoted(others[0])} {NO_KIND}")
         kinds = kinds or (items and [_WORD_OF_LAYER[item] for item in items])
     return kinds
 
@@ -99,7 +99,7 @@ def sliding_kinds(fields: Fields, layers: int, every: int = 0, *, all_slide: boo
         every = fields.read(name, Count) if pattern is not None else every
         return ["sliding" if not every or (layer + 1) % every else "full" for layer in range(layers)]
     raise FieldError(
-        "sliding_window", f"{shown(window)}, but neither layer_types nor its family says which layers slide"
+        "sliding_window", f"{quoted(window)}, but neither layer_types nor its family says which layers slide"
     )
 
 
@@ -148,7 +148,7 @@ def _indexed(fields: Fields, layers: int, default: str = "") -> list[bool]:
         ("indexer_types", types, ("full", "shared")),
     ):
         if others := [value for value in values or () if value not in known]:
-            raise FieldError(name, f"{shown(others[0])} is not one of {', '.join(known)}")
+            raise FieldError(name, f"{quoted(others[0])} is not one of {', '.join(known)}")
     if types or pattern:
         return [kind in ("full", "F") for kind in types or pattern or ()]
     if default and not fields.has("index_topk_freq"):

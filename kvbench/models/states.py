@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvbench.ground.text import shown
+from kvbench.ground.text import quoted
 from kvbench.models.fields import FieldError, Fields, NoneOrMore, layer_count
 from kvbench.models.geometry import CachePart
 from kvbench.models.rows import Cache, Layers, kinds_of, latent, usual_rows
@@ -30,7 +30,7 @@ def _element_bytes(fields: Fields, name: str) -> int:
     kind = fields.get(name)
     known: Final[Mapping[object, int]] = {None: 2, "bfloat16": 2, "float16": 2, "float32": 4}
     if not isinstance(kind, str | None) or kind not in known:
-        raise FieldError(name, f"{shown(kind)} is not one of bfloat16, float16, float32")
+        raise FieldError(name, f"{quoted(kind)} is not one of bfloat16, float16, float32")
     return known[kind]
 
 

@@ -10,7 +10,7 @@ from kvbench.analysis.compare import CONFIDENCE, MIN_PAIRS, Comparison, Verdict,
 from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
-from kvbench.ground.text import counted, ends, short
+from kvbench.ground.text import counted, range_text, short
 from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, with_interval
@@ -61,8 +61,8 @@ def _counts_text(outcomes: Sequence[Outcome]) -> str:
     """What the figures of some cells rest on: samples, or, of swaps beside a step, whole iterations of that step."""
     beside = [outcome for outcome in outcomes if outcome.costs and not outcome.cell.layers]
     if beside and len(beside) == len(outcomes):
-        return f"{ends([outcome.iterations for outcome in beside], str)} iterations"
-    return f"{ends([outcome.samples for outcome in outcomes], str)} samples"
+        return f"{range_text([outcome.iterations for outcome in beside], str)} iterations"
+    return f"{range_text([outcome.samples for outcome in outcomes], str)} samples"
 
 
 def clock_of(view: View, text: str) -> str:

@@ -19,7 +19,7 @@ from kvbench.cells.installed import installed
 from kvbench.cells.policy import NO_POLICY
 from kvbench.ground.errors import MismatchError, UsageError
 from kvbench.ground.files import commit
-from kvbench.ground.text import convert, shown
+from kvbench.ground.text import convert, quoted
 from kvbench.machine.doctor import EngineReport
 from kvbench.machine.probes import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
@@ -131,8 +131,8 @@ def plan_of(run: Run, spec: SweepSpec, opened: Opened) -> Plan:
         raise MismatchError(f"--resume {run.path}: the run {other} ({changed})")
     if plan is None:
         raise MismatchError(
-            f"--resume {run.path}: the run is of a device of kind {shown(device.kind)}, "
-            f"this is {shown(opened.device.kind)}"
+            f"--resume {run.path}: the run is of a device of kind {quoted(device.kind)}, "
+            f"this is {quoted(opened.device.kind)}"
         )
     here = {facts.name: facts for facts in opened.backends}
     used = {cell.backend for cell in plan.cells}

@@ -12,7 +12,7 @@ from kvbench.cells.cell import AXES
 from kvbench.cells.filter import SWAP_BYTES, Filter
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_toml, shipped_folder
-from kvbench.ground.text import Line, check_keys, convert, hint, located, name_of, shown
+from kvbench.ground.text import Line, check_keys, convert, hint, located, name_of, quoted
 from kvbench.models.geometry import MODEL_AXES
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.spec import LIMITS, DeviceName, InTurnAxis, Limits, Sampling, Seed, SweepSpec, read_memory
@@ -61,7 +61,7 @@ def find_config(name_or_path: str) -> Path:
     if name_or_path.endswith(".toml") or "/" in name_or_path:
         return Path(name_or_path)
     near = hint(name_or_path, shipped, f"use one of {', '.join(shipped)}, or a path ending in .toml")
-    raise UsageError(f"config {shown(name_or_path)}: kvbench ships no config of that name; {near}")
+    raise UsageError(f"config {quoted(name_or_path)}: kvbench ships no config of that name; {near}")
 
 
 def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
@@ -120,10 +120,10 @@ def _as_text(axis: Axis, value: object) -> str:
     if isinstance(value, bool) and switch:
         return "on" if value else "off"
     if isinstance(value, int) and not isinstance(value, bool) and axis.ranged:
-        return shown(value)
+        return quoted(value)
     right = "true, false, " if switch else "a number, " if axis.ranged else ""
-    right += f"a string such as {shown(axis.example)}, or a list of these"
-    raise UsageError(f"{axis.name}: {shown(value)} is not {right}")
+    right += f"a string such as {quoted(axis.example)}, or a list of these"
+    raise UsageError(f"{axis.name}: {quoted(value)} is not {right}")
 
 
 def _limits(options: Mapping[str, object]) -> Limits:

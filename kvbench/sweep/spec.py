@@ -15,7 +15,7 @@ from kvbench.cells.pattern import SHUFFLED, Pattern, Tensors
 from kvbench.cells.policy import Policy
 from kvbench.cells.units import format_size, parse_size
 from kvbench.ground.errors import UsageError, brief
-from kvbench.ground.text import NAME_PATTERN, Line, check_keys, convert, located, shown
+from kvbench.ground.text import NAME_PATTERN, Line, check_keys, convert, located, quoted
 from kvbench.models.geometry import MODEL_AXES, ModelSwap
 from kvbench.models.steps import StepSizes
 
@@ -324,7 +324,7 @@ def _read_group(group: Group) -> Group:
         check_keys(group, list(AXES))
         for name, texts in group.items():
             if not texts or len(set(texts)) < len(texts):
-                raise UsageError(f"{name}: {shown(texts)} is empty or repeats a value")
+                raise UsageError(f"{name}: {quoted(texts)} is empty or repeats a value")
         return {name: tuple(AXES[name].write(AXES[name].parse_one(text)) for text in of) for name, of in group.items()}
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import convert, located, printable, short, shown
+from kvbench.ground.text import convert, located, printable, quoted, short
 from kvbench.sweep.swap_file import MOST_LINE_BYTES, lines_of
 
 MOST_TOKENS: Final = 10_000_000
@@ -232,7 +232,7 @@ def _decoded(text: bytes) -> dict[str, Any]:
         if b"LMCT" in text[:40]:
             raise UsageError(f"not a request trace but LMCache's trace of its storage or events; {_LOOKUPS}") from None
         kind = next(
-            (kind for magic, kind in _MAGIC.items() if text.startswith(magic)), shown(text[:40].decode("latin1"))
+            (kind for magic, kind in _MAGIC.items() if text.startswith(magic)), quoted(text[:40].decode("latin1"))
         )
         kind = "the beginning of a document, such as a benchmark's result" if text in (b"{", b"[") else kind
         raise UsageError(f"not a JSON object but {kind}; {_FORMAT}") from None

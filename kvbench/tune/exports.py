@@ -14,7 +14,7 @@ from kvbench.cells.facts import EngineSetting
 from kvbench.cells.installed import Engine, Values, engines
 from kvbench.cells.units import size_text
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import counted, ends, wrapped
+from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
 from kvbench.tune.answer import taken
 from kvbench.tune.candidates import Measured, origin_of
@@ -303,7 +303,7 @@ def _share_text(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Va
 
 def _extent(measured: Sequence[Measured]) -> str:
     shapes = [swaps.shape for swaps in measured]
-    blocks = ends((shape.blocks for shape in shapes), str)
-    sizes = ends((shape.block_bytes for shape in shapes), size_text)
+    blocks = range_text((shape.blocks for shape in shapes), str)
+    sizes = range_text((shape.block_bytes for shape in shapes), size_text)
     directions = " and ".join(dict.fromkeys(shape.direction.value for shape in shapes))
     return f"{counted(len(shapes), 'shape')}: {directions}, {blocks} blocks of {sizes}"

@@ -9,7 +9,7 @@ from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.units import size_text
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.models.steps import BATCH
 from kvbench.tune.advice import Advice
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
@@ -115,8 +115,8 @@ def head_of(advice: Advice) -> str:
     answered = [answer for answer in advice.answers if answer.use]
     if not answered:
         return "Beside a step: needs a GPU" if advice.origin.on_host else ""
-    blocks = ends((answer.blocks for answer in answered), str)
-    sizes = ends((answer.block_bytes for answer in answered), size_text)
+    blocks = range_text((answer.blocks for answer in answered), str)
+    sizes = range_text((answer.block_bytes for answer in answered), size_text)
     lost = "Lost: of the step, for each GB that is moved; thread: of the thread that submits"
     return f"{blocks} blocks of {sizes}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
 
@@ -223,7 +223,7 @@ def _token_lines(lines: Sequence[TokenLine]) -> Iterator[str]:
         error = "" if line.error is None else f", within {math.ceil(line.error * 1000) / 10:g}%"
         yield (
             f"{model}{line.direction} {line.stream_state}, {call}: us = {line.us:.1f} + {line.us_per_token:.3g} x "
-            f"tokens ({ends(line.tokens, str)}, {seen}{error})"
+            f"tokens ({range_text(line.tokens, str)}, {seen}{error})"
         )
     if all(line.pause == "0" for line in lines):
         yield "Cold calls, after other work of the CPU, were not measured: axis pause=0,2ms"

@@ -18,7 +18,7 @@ from kvbench.cells.installed import Engine, engines
 from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import parse_size, size_text, two_digits
-from kvbench.ground.text import counted, ends, printable, short
+from kvbench.ground.text import counted, printable, range_text, short
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import RunInfo
 from kvbench.sweep.spec import SIDES
@@ -60,7 +60,7 @@ def state_table(advice: Advice) -> Grid:
         ceiling = advice.origin.ceilings_gbps.get(first.direction, math.nan)
         large = [shapes[kind][-1] for kind in kinds]
         shares = [measured.gbps_of(rule.choices[measured]) / ceiling for measured in large]
-        rows.append([*row, ends(shares, "{:.0%}".format) if ceiling > 0 else "-"])
+        rows.append([*row, range_text(shares, "{:.0%}".format) if ceiling > 0 else "-"])
     titles = [engine.title for engine in shipping]
     figures = chain.from_iterable((f"{size}, us", BATCHED, COPIER, *titles) for size in usual)
     columns = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
@@ -119,7 +119,7 @@ def _counts_text(part: RulePart) -> str:
     """Which of several SM counts suffice: ", 4 of 4 to 16 within 5% on average"."""
     if not part.choice.sms or len(part.counts) < 2:
         return ""
-    return f", {part.choice.sms} of {ends(part.counts, str)} within {KNEE.fraction:.0%} on average"
+    return f", {part.choice.sms} of {range_text(part.counts, str)} within {KNEE.fraction:.0%} on average"
 
 
 def _against(part: RulePart) -> str:
@@ -150,7 +150,7 @@ def _times(states: Sequence[Measured], usual: str, alone: Alone, shipping: Seque
         together = [*filter(None, methods)]
         for column, method in zip(columns, methods, strict=True):
             column += [measured.us_of(method, *together)] if method else []
-    texts = [ends(column, three_digits) if column else "-" for column in columns]
+    texts = [range_text(column, three_digits) if column else "-" for column in columns]
     shape = states[0].shape.size_text
     return [texts[0] if shape == usual else f"{texts[0]} ({shape})", *texts[1:]]
 
@@ -269,7 +269,7 @@ def _percent(cost: float) -> str:
 
 
 def _times_as_fast(ratios: Sequence[float]) -> str:
-    middle, both_ends = f"{two_digits(median(ratios))}x", ends(ratios, lambda ratio: f"{two_digits(ratio)}x")
+    middle, both_ends = f"{two_digits(median(ratios))}x", range_text(ratios, lambda ratio: f"{two_digits(ratio)}x")
     return f"{middle} ({both_ends}, {counted(len(ratios), 'shape')})"
 
 
@@ -284,7 +284,7 @@ def _in_runs(lengths: Mapping[Direction, RunLength]) -> Iterator[str]:
         for direction, length in lengths.items():
             directions.setdefault(length.blocks, []).append(direction)
         where = ", ".join(f"{blocks} blocks ({', '.join(of_length)})" for blocks, of_length in directions.items())
-        gbps = ends([rate for length in lengths.values() for rate in length.gbps], two_digits)
+        gbps = range_text([rate for length in lengths.values() for rate in length.gbps], two_digits)
         sms = "" if any(length.may_take_sms for length in lengths.values()) else ", no SMs"
         yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s{sms}"
 

@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.markdown import anchor
 from kvbench.report.model import Chapter, plain
@@ -137,7 +137,7 @@ def _origin(folder: Path) -> str:
     runs = [load_run(run) for run in run_folders(folder)]
     infos = [run.info for run in runs]
     identity = infos[0].identity
-    dates = ends(sorted(info.created[:10] for info in infos), str)
+    dates = range_text(sorted(info.created[:10] for info in infos), str)
     packages = {facts.package.partition(" ")[0] for info in infos for facts in info.backends}
     used = "".join(f", {each}" for each in sorted(packages) if each and not each.startswith("kvbench=="))
     return (

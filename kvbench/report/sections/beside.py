@@ -19,7 +19,7 @@ from kvbench.cells.blocks import is_whole
 from kvbench.cells.cell import AXES, Cell, axes_of
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.units import KIB, two_digits
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.report import model
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, is_wide, noun, with_interval
@@ -360,7 +360,7 @@ def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
         line += [_interval(method.lost_ms), _interval(method.thread_ms)]
         body.append([*line, *([figure(method.readback_us)] if reads_back else []), _both(method.swap_us)])
     alone_us = [method.alone_us for method in methods]
-    title = f"{title}: {ends(alone_us, figure)} us per iteration without swaps" if alone_us else title
+    title = f"{title}: {range_text(alone_us, figure)} us per iteration without swaps" if alone_us else title
     outcomes = [method.outcome for method in tried]
     outcomes = [*filter(is_measured, outcomes)] or outcomes
     bold = "no other of its block size moves as much and slows the step less"

@@ -12,7 +12,7 @@ from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
-from kvbench.ground.text import a_stream, ends
+from kvbench.ground.text import a_stream, range_text
 from kvbench.report import tables
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, where
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
@@ -78,15 +78,16 @@ def _findings(curves: Sequence[Curve]) -> list[Text]:
     if len(usual) * 2 <= len(curves) or not rises:
         return [f"{subject}: no jump beyond the ratio of the sizes."]
     heights = [cliff.height for _, cliff in usual]
-    blocks = ends([curve.blocks for curve, _ in usual], count)
+    blocks = range_text([curve.blocks for curve, _ in usual], count)
     paths = [sorted({curve.path_at(size) for curve, _ in usual}) for size in (below, above)]
     moved = f" ({' or '.join(paths[0])} below, {' or '.join(paths[1])} above)" if paths[0] != paths[1] else ""
     fewest, most = usual[0][0], usual[-1][0]
     held = most.at(above)
     caller_ms, swap_ms = (two_digits(held.us(time) / 1e3) for time in ("caller_us", "swap_us"))
     numbers = f"{_by_number(fewest, most, below)}; " if len(usual) > 1 else ""
+    ratios = range_text(heights, two_digits)
     return [
-        f"{subject}: {bytes_size(above)} blocks move {ends(heights, two_digits)} times as fast as {bytes_size(below)} "
+        f"{subject}: {bytes_size(above)} blocks move {ratios} times as fast as {bytes_size(below)} "
         f"blocks{moved}, at N = {blocks}.",
         f"{numbers}{tables.swap_text(held.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
     ]
@@ -115,7 +116,7 @@ def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
     rates = [outcome.gbps for outcome in outcomes if outcome.cell.block_bytes in _FLAT_BYTES]
     if not rates:
         return ""
-    there, here = "flat 5 to 7 GB/s from 4 to 24 KiB", ends(rates, figure)
+    there, here = "flat 5 to 7 GB/s from 4 to 24 KiB", range_text(rates, figure)
     if beside and min(_FLAT_BYTES) in beside.sizes:
         kernel = beside.at(min(_FLAT_BYTES))
         there, here = f"{there}, Triton 18 to 19 at 4 KiB", f"{here}, and {figure(kernel.gbps)}"
@@ -212,7 +213,7 @@ def _shorter_text(curves: Sequence[Curve]) -> str:
     largest = max(max(curve.sizes) for curve in curves)
     shorter = grouped([curve for curve in curves if max(curve.sizes) < largest], lambda curve: max(curve.sizes))
     return "".join(
-        f". Up to {bytes_size(size)}: N = {ends([curve.blocks for curve in of_size], count)}"
+        f". Up to {bytes_size(size)}: N = {range_text([curve.blocks for curve in of_size], count)}"
         for size, of_size in shorter.items()
     )
 

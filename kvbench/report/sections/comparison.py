@@ -12,7 +12,7 @@ from kvbench.analysis.margins import ABSOLUTE_US, BETWEEN_RUNS, INLINE, between_
 from kvbench.cells.axes import Role
 from kvbench.cells.cell import Cell, axes_of
 from kvbench.cells.units import two_digits
-from kvbench.ground.text import ends, short
+from kvbench.ground.text import range_text, short
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
 from kvbench.report.tables import INCLUDES, axis_text, clock_of, host_mark, main_path, name_of
@@ -148,7 +148,7 @@ def _origin(runs: Pair, pairs: Sequence[CellPair]) -> tuple[Span, ...]:
     sides = ([pair.base for pair in pairs], [pair.other for pair in pairs])
     origin: list[Span] = []
     for view, outcomes, end in zip(runs, sides, ("; ", "."), strict=True):
-        samples = ends([outcome.samples for outcome in outcomes], str)
+        samples = range_text([outcome.samples for outcome in outcomes], str)
         source = f"{view.heading}, {samples} samples a cell: "
         origin += [f"{view.label}: ", *host_mark(view), source, Code(view.command), view.commit, end]
     return tuple(origin)

@@ -19,7 +19,7 @@ from kvbench.analysis.compare import Comparison, Verdict, Visits, winners
 from kvbench.analysis.margins import IN_TURN
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED
-from kvbench.ground.text import a_stream, ends
+from kvbench.ground.text import a_stream, range_text
 from kvbench.report import tables
 from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
@@ -278,7 +278,7 @@ def changes(side: ContrastSide, subject: str) -> list[Text]:
     compared = [comparison for _, comparison in side.comparisons if math.isfinite(comparison.high)]
     verdicts = Counter(comparison.verdict for comparison in compared)
     ratios = [comparison.ratio for comparison in compared if comparison.told_apart]
-    parts = [f"{len(ratios)} differ ({ends(ratios, lambda ratio: f'{ratio - 1:+.1%}')})"] if ratios else []
+    parts = [f"{len(ratios)} differ ({range_text(ratios, lambda ratio: f'{ratio - 1:+.1%}')})"] if ratios else []
     for verdict in (Verdict.SAME, Verdict.UNDECIDED):
         parts += [f"{verdicts[verdict]} {tables.SIGN_MEANINGS[verdict]}"] if verdicts[verdict] else []
     return [f"{subject}: of {noun(len(compared), 'cell')}, {', '.join(parts)}."] if compared else []

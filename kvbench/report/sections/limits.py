@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from kvbench.cells.axes import Direction
 from kvbench.cells.units import KIB
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
 from kvbench.report.view import View, grouped
@@ -35,11 +35,11 @@ class _Row(NamedTuple):
     def fills_from(self) -> str:
         """From which block size scattered blocks fill the link; "" where nothing limits them."""
         sizes = [run.gbps.rate * 1e9 / run.limit.rate / KIB for run in self.runs if run.limit.rate > 0]
-        return ends(sizes, figure) if sizes else ""
+        return range_text(sizes, figure) if sizes else ""
 
 
 def _millions(rates: Sequence[float]) -> str:
-    return ends([rate / 1e6 for rate in rates], figure)
+    return range_text([rate / 1e6 for rate in rates], figure)
 
 
 def make(view: View) -> PartOrReason:
@@ -71,7 +71,7 @@ def _table(view: View, rows: Sequence[_Row]) -> DataTable:
             row.direction.value,
             bytes_size(row.pool_bytes),
             count(len(row.runs)),
-            ends([run.gbps.rate for run in row.runs], figure),
+            range_text([run.gbps.rate for run in row.runs], figure),
             row.scattered,
             row.dense,
             row.fills_from,

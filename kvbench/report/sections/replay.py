@@ -13,7 +13,7 @@ from kvbench.cells.blocks import TRACE
 from kvbench.cells.facts import BATCHED
 from kvbench.cells.installed import of_engine
 from kvbench.cells.units import gigabytes_per_second, two_digits
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, measured_table, method_of
@@ -77,7 +77,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     # Two that are the same are both the fastest; of two that are not told apart, one may be.
     names = f"{' and '.join(fastest)} are" if {*leading.values()} == {Verdict.SAME} else f"{' or '.join(fastest)} is"
     names = f"{fastest[0]} is" if len(fastest) == 1 else names
-    gbps = ends([rates[name] for name in fastest], figure)
+    gbps = range_text([rates[name] for name in fastest], figure)
     text = f"{SIDES[direction]} of {_trace_text(view)}: {names} fastest at {gbps} GB/s"
     return f"{text}; {gains}." if gains else f"{text}."
 

@@ -16,7 +16,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import SM
 from kvbench.cells.installed import engines
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import ends
+from kvbench.ground.text import range_text
 from kvbench.report import model
 from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
@@ -184,7 +184,7 @@ def _table(kind: Ladders, decode: Decode) -> DataTable:
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]
     header += [f"decode slower, {side}" for side in beside]
     outcomes = outcomes_in(kind.cells)
-    blocks = ends({outcome.cell.blocks for outcome in outcomes}, count)
+    blocks = range_text({outcome.cell.blocks for outcome in outcomes}, count)
     title = f"{name_of(outcomes[0])}, {state} stream: GB/s by SM count, median over N = {blocks}"
     bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
     return measured_table(kind.view, outcomes, INCLUDES[state], title, header, body, pinned=kind.pinned, bold=bold)
