@@ -96,8 +96,7 @@ def _finding(process: Supervised, deadline_s: float) -> ProbeFinding | Unanswere
             if not lost.crashed and isinstance(last, ProbeFinding | Unanswered):
                 return last
             if lost.crashed and isinstance(last, Step):
-                how = lost.how
                 return ProbeFinding(
-                    answer=f"{how} ({last.doing})", number=last.number, unit=last.unit, of=how, expected=False
+                    answer=f"{lost.how} ({last.doing})", number=last.number, unit=last.unit, of=lost.how, expected=False
                 )
             return Unanswered(short(str(lost)))
