@@ -1,43 +1,46 @@
 """What the layers of a text model cache, from the fields of its configuration, family by family.
 
-A family is a `model_type` of transformers. Its reader knows the fields that shape its cache; an optional field has the
-default of its class in transformers. A field that could shape a cache and that no reader asked for is refused.
+A family has some of transformers' model types (`configs/presets/families.toml`). Its reader knows the fields that shape
+its cache; an optional field has the default of its class in transformers. A field that could shape a cache and that no
+reader asked for is refused.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import quoted
-from kvbench.models.fields import MOST_LAYERS, Count, FieldError, Fields, NoneOrMore, head_size, kv_heads, layer_count
-from kvbench.models.geometry import CachePart
-from kvbench.models.rows import (
+from kvbench.models.caches import (
     NO_KIND,
     Cache,
     Layers,
+    Mixed,
     dense,
     index_rows,
     k_and_v,
     kinds_of,
     latent,
+    linear_table,
     sliding_kinds,
+    state_of,
     usual_rows,
     window_of,
 )
-from kvbench.models.states import (
-    KIND_FIELDS,
-    Mixed,
-    conv_state,
-    delta_state,
-    gated_delta_state,
-    linear_table,
-    mamba1_state,
-    mamba2_state,
-    state_of,
+from kvbench.models.fields import (
+    MOST_LAYERS,
+    Count,
+    Family,
+    FieldError,
+    Fields,
+    NoneOrMore,
+    family_tables,
+    head_size,
+    kv_heads,
+    layer_count,
 )
+from kvbench.models.geometry import CachePart
 
 _DRAFT_LAYERS: Final = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 NO_DRAFT: Final = "the layers that propose tokens are left out, since the model names none of its own"
@@ -48,15 +51,15 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
 
     `with_draft`, the layers that propose tokens count too; they attend as the last layer that does.
     """
-    family = _FAMILIES.get(model_type, Family(dense))
-    fields.skip(family.ignores)
-    if model_type in _FAMILIES:
+    family = _family_of(model_type)
+    fields.skip(" ".join(family_tables().ignored[name] for name in family.ignores))
+    if model_type in family.types.split():
         fields.skip("attention_method")
     if fields.get("use_cla") is False:
         fields.skip("cla_share_factor")
     if fields.get("use_sliding_window") is not True:
         fields.skip("max_window_layers sliding_window" if fields.has("use_sliding_window") else "max_window_layers")
-    layers = family.read(fields)
+    layers = _READERS[family.reader](fields, **family.options)
     left_out = []
     if family.states_unknown and [] in layers:
         left_out = ["the states of its linear layers are left out, since the file does not give their size"]
@@ -69,7 +72,7 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
     layers *= steps  # each pass over the layers keeps rows of its own
     fields.refuse_unread(model_type)
     rows = [[cache for cache in layer if cache.part is not CachePart.STATES] for layer in layers]
-    attending = [*filter(None, rows)]
+    attending = [caches for caches in rows if caches]
     if not attending:
         raise UsageError(f"{model_type}: no layer has a KV cache")
     if with_draft:
@@ -81,7 +84,11 @@ def layers_of(fields: Fields, model_type: str, *, with_draft: bool = False) -> t
 
 def is_plain(model_type: str) -> bool:
     """Whether all layers of the family have the plain numbers, as far as its fields say."""
-    return _FAMILIES.get(model_type, Family(dense)).plain
+    return _family_of(model_type).reader in ("dense", "qwen")
+
+
+def _family_of(model_type: str) -> Family:
+    return family_tables().family_of.get(model_type, Family(types="", reader="dense"))
 
 
 def _qwen(fields: Fields) -> Layers:
@@ -125,18 +132,18 @@ def _mllama(fields: Fields) -> Layers:
     layers = dense(fields)
     within = Annotated[int, msgspec.Meta(ge=0, le=len(layers) - 1)]
     crossing: list[int] = fields.read("cross_attention_layers", list[within], [])
-    return [[] if at in crossing else layer for at, layer in enumerate(layers)]
+    return [[] if number in crossing else layer for number, layer in enumerate(layers)]
 
 
 def _dots(fields: Fields) -> Layers:
     """Latent attention, in sliding layers with rows of another size and without index rows."""
     fields.skip("use_dsa swa_num_attention_heads swa_num_key_value_heads swa_q_lora_rank swa_v_head_dim")
-    rows = latent(fields, known=("full", "sliding"))
+    rows = latent(fields, kinds=("full", "sliding"))
     window = fields.whole("sliding_window", "sliding_window_size")
     kinds = kinds_of(fields, len(rows), ("full", "sliding"))
     if fields.get("use_sliding_window") is False or not window:
         return rows
-    kinds = kinds or ["full" if at < 2 or at % 4 == 1 else "sliding" for at in range(len(rows))]
+    kinds = kinds or ["full" if layer < 2 or layer % 4 == 1 else "sliding" for layer in range(len(rows))]
     size = fields.whole("swa_kv_lora_rank") or 1024
     head, nope = fields.whole("swa_head_dim") or 256, fields.whole("swa_qk_nope_head_dim") or 192
     sliding = Cache(1, size + (fields.whole("swa_qk_rope_head_dim") or head - nope), 1, window=window)
@@ -212,9 +219,9 @@ def _gemma4(fields: Fields) -> Layers:
     kinds = sliding_kinds(fields, layers, 6)
     kinds[-1] = "full"
     heads, head_dim, window = kv_heads(fields), head_size(fields), window_of(fields, kinds)
-    of_full = fields.whole("num_global_key_value_heads"), fields.whole("global_head_dim")
-    full_heads = of_full[0] if fields.get("attention_k_eq_v") is True else heads
-    full = k_and_v(full_heads or heads, of_full[1] or head_dim, None)
+    global_heads, global_head_dim = fields.whole("num_global_key_value_heads"), fields.whole("global_head_dim")
+    full_heads = global_heads if fields.get("attention_k_eq_v") is True else heads
+    full = k_and_v(full_heads or heads, global_head_dim or head_dim, None)
     return [full if kind == "full" else k_and_v(heads, head_dim, None, window) for kind in kinds]
 
 
@@ -250,8 +257,8 @@ def _nemotron_nas(fields: Fields) -> Layers:
     if blocks is None:
         raise FieldError("block_configs", "missing; a config.json of this kind of model must have it")
     caches: Layers = []
-    for at, block in enumerate(blocks):
-        table = Fields({"attention": {}} | block if isinstance(block, dict) else {}, f"block_configs[{at}].")
+    for number, block in enumerate(blocks):
+        table = Fields({"attention": {}} | block if isinstance(block, dict) else {}, f"block_configs[{number}].")
         attention = table.table("attention")
         absent = attention.get("no_op") is True or attention.get("replace_with_linear") is True
         attention.skip("use_prefill_window_in_sink_attention unshifted_sink")
@@ -260,7 +267,9 @@ def _nemotron_nas(fields: Fields) -> Layers:
             continue
         group = attention.needed("n_heads_in_group")
         if heads % group:
-            raise FieldError(f"block_configs[{at}]", f"{heads} heads are not a multiple of n_heads_in_group {group}")
+            raise FieldError(
+                f"block_configs[{number}]", f"{heads} heads are not a multiple of n_heads_in_group {group}"
+            )
         caches.append(k_and_v(heads // group, size, None, attention.whole("window_length") or 0))
         attention.refuse_unread("nemotron-nas")
     return caches
@@ -272,11 +281,11 @@ def _kimi_linear(fields: Fields) -> Layers:
     full: list[int] = linear.read("full_attn_layers", list[int])
     if sorted(full + linear.read("kda_layers", list[int])) != list(range(1, layers + 1)):
         raise FieldError("linear_attn_config", f"its lists do not name each of {layers} layers once")
-    kinds = ["attention" if at in full else "mamba" for at in range(1, layers + 1)]
-    return Mixed(delta_state, is_latent=True)(fields.over({"layer_types": kinds}))
+    kinds = ["attention" if number in full else "mamba" for number in range(1, layers + 1)]
+    return Mixed("delta", is_latent=True)(fields.over({"layer_types": kinds}))
 
 
-def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *, fixed: bool = False) -> Layers:
+def _shared_attention(fields: Fields, *, state: str, state_fields: str = "", fixed: bool = False) -> Layers:
     """Zamba: one attention block in some layers of Mamba, each time with rows of its own, on twice the hidden size.
 
     In the first version (`fixed`) these are the third, and those of a period that begins behind it.
@@ -285,7 +294,7 @@ def _shared_attention(fields: Fields, state: Callable[[Fields], list[Cache]], *,
     if fixed:
         period, offset = fields.whole("attn_layer_period") or 6, fields.read("attn_layer_offset", NoneOrMore, 4)
         fields.over({"hybrid_layer_ids": [2, *range(3 + offset, layer_count(fields), period)]})
-    return Mixed(state, "hybrid", indexes="hybrid_layer_ids")(fields)
+    return Mixed(state, state_fields, "hybrid", indexes="hybrid_layer_ids")(fields)
 
 
 def _zaya(fields: Fields) -> Layers:
@@ -303,99 +312,23 @@ def _zaya(fields: Fields) -> Layers:
     inputs = (fields.whole("cca_time0") or 2) + (fields.whole("cca_time1") or 2) - 2
     # Ranks divide the channels but repeat the hidden state: one unit, so that more than one rank is refused.
     attends = [*k_and_v(heads, size, None), *state_of(1, channels * inputs + fields.needed("hidden_size"), 0, 0)]
-    return [attends if at % 2 == 0 or not of_checkpoint else [] for at in range(layers)]
+    return [attends if layer % 2 == 0 or not of_checkpoint else [] for layer in range(layers)]
 
 
 def _heads_by_layer(fields: Fields, name: str) -> Layers:
     """KV heads in a list with a number for each layer."""
     layers = layer_count(fields)
     heads: list[int] = fields.read(name, Annotated[list[Count], msgspec.Meta(min_length=layers, max_length=layers)])
-    return [k_and_v(of_layer, head_size(fields), None) for of_layer in heads]
+    return [k_and_v(count, head_size(fields), None) for count in heads]
 
 
-class Family(NamedTuple):
-    """How the layers of a `model_type` are read, and the fields that its cache does not depend on."""
-
-    read: Callable[[Fields], Layers]
-    ignores: str = ""
-    plain: bool = True
-    states_unknown: bool = False
+def _mixed(fields: Fields, **options: Any) -> Layers:
+    return Mixed(**options)(fields)
 
 
-_OTHER: Final = partial(Family, plain=False)
-_UNKNOWN: Final = partial(Family, plain=False, states_unknown=True)
-_NEMOTRON: Final = partial(mamba2_state, names="mamba_num_heads mamba_head_dim n_groups ssm_state_size conv_kernel")
-_GRANITE: Final = partial(mamba2_state, names="mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv")
-_ZAMBA2: Final = partial(mamba2_state, names="n_mamba_heads mamba_headdim mamba_ngroups mamba_d_state mamba_d_conv")
-_JAMBA: Final = Mixed(mamba1_state, period="attn_layer_period", usual=8, offset="attn_layer_offset")
-_QWEN_NEXT: Final = Mixed(gated_delta_state, period="full_attention_interval", usual=4)
-_OF_LING: Final = partial(delta_state, names="num_attention_heads head_dim short_conv_kernel_size")
-_OF_GLM: Final = partial(delta_state, names="linear_num_heads linear_head_dim linear_conv_kernel_dim")
-_LING: Final = Mixed(_OF_LING, is_latent=True, has_sizes=False, period="layer_group_size", has_tail=True)
-_GLM_NEXT: Final = Mixed(_OF_GLM, is_latent=True, usual=4)
-# Fields that a family's cache does not depend on.
-_KPOOL: Final = "index_kpool_always_select_tail index_kpool_compress linear_lower_bound"
-_LFM: Final = """
-    block_auto_adjust_ff_dim block_dim block_ff_dim block_multiple_of block_use_xavier_init conv_dim_out
-    conv_use_xavier_init
-"""
-_MAMBA: Final = """
-    chunk_size mamba_chunk_size time_step_rank time_step_limit use_mamba_kernels use_mambapy mamba_d_ssm mamba_expand
-    expand
-"""
-_ZAMBA: Final = f"""
-    {_MAMBA} kv_channels attention_hidden_size num_query_groups num_mem_blocks use_mem_rope use_mem_eff_path
-    use_shared_attention_adapter use_shared_mlp_adapter adapter_rank n_mamba_heads
-"""
-_LINEAR: Final = "group_norm_size linear_head_dim linear_num_heads linear_conv_kernel_dim linear_rope linear_silu"
-_MINIMAX: Final = (
-    "block_size full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor"
-)
-_ERNIE: Final = "compression_ratio spatial_conv_size temporal_conv_size freq_allocation"
-_OPENELM: Final = "num_query_heads num_gqa_groups model_dim share_input_output_layers normalize_qk_projections"
-_COHERE: Final = "layer_switch order_of_interleaved_layers use_parallel_block"
-_ROWS: Final[Sequence[tuple[Family, str]]] = (
-    (Family(_qwen), "qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text mimo"),
-    (Family(_qwen), "qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text qwen3_omni_moe_text"),
-    (Family(partial(dense, all_slide=True)), "mistral ministral mixtral phi3 phi3_v phimoe starcoder2"),
-    (Family(partial(dense, every=2)), "gemma2 gpt_oss"),
-    (Family(partial(dense, every=4)), "olmo3 exaone4 exaone_moe afmoe spark2_5"),
-    (Family(partial(dense, every=4), _COHERE), "cohere2"),
-    (Family(partial(dense, every=5)), "gemma3n_text"),
-    (Family(partial(dense, every=6)), "gemma3 gemma3_text"),
-    (Family(partial(dense, all_slide=True), "embd_layer full_attn_mod"), "phi4mm phi4_multimodal"),
-    (Family(dense, _ERNIE), "ernie4_5 ernie4_5_moe ernie4_5_moe_vl ernie4_5_vl_moe_text paddleocr_vl"),
-    (Family(dense), "ouro dbrx hunyuan_v1_moe hunyuan_v1_dense chatglm"),
-    (_OTHER(partial(_heads_by_layer, name="num_kv_heads"), _OPENELM), "openelm"),
-    (_OTHER(_gemma4), "gemma4 gemma4_text"),
-    (_OTHER(latent), "deepseek_v2 deepseek_v3 deepseek_v32 kimi_k2 glm_moe_dsa glm4_moe_lite pangu_ultra_moe"),
-    (_OTHER(latent), "axk1 axk2 sarvam_mla"),
-    (_OTHER(partial(latent, indexed="F" + "FSSS" * 250)), "hy_v4"),
-    (_OTHER(_deepseek_v4), "deepseek_v4 deepseek_v41 deepseek_ref"),
-    (_OTHER(_longcat), "longcat_flash longcat_flash_ngram"),
-    (_OTHER(_kimi_linear, "attn_res_block_size"), "kimi_linear"),
-    (_UNKNOWN(_LING, _LINEAR), "bailing_hybrid"),
-    (_UNKNOWN(Mixed(period="layer_group_size"), _LINEAR), "bailing_moe_linear"),
-    (_OTHER(_dots), "dots3_note dots3_note_text"),
-    (_OTHER(_GLM_NEXT, _KPOOL), "glm5_next glm5_next_text"),
-    (_OTHER(Mixed(usual=1)), "minimax_m2"),
-    (_UNKNOWN(Mixed(), _MINIMAX), "minimax_m1 minimax_text_01 minimax"),
-    (_OTHER(_minimax_m3), "minimax_m3 minimax_m3_vl minimax_m3_text"),
-    (_OTHER(_llama4), "llama4 llama4_text"),
-    (_OTHER(_mllama), "mllama mllama_text_model"),
-    (_OTHER(_mimo_v2), "mimo_v2 mimo_v2_flash mimo_v2_omni"),
-    (_OTHER(_step), "step3_text step3p5 step3p7 step3p7_text step5"),
-    (_OTHER(_nemotron_nas), "nemotron-nas deci"),
-    (_OTHER(_zaya), "zaya"),
-    (_OTHER(_QWEN_NEXT), "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text"),
-    (_OTHER(_QWEN_NEXT, "num_blocks"), "interns2_mobius interns2_mobius_text"),  # its blocks are banks of experts
-    (_OTHER(_QWEN_NEXT, "linear_allow_neg_eigval"), "olmo_hybrid"),
-    (_OTHER(Mixed(_NEMOTRON, kinds=("hybrid_override_pattern", *KIND_FIELDS)), _MAMBA), "nemotron_h"),
-    (_OTHER(Mixed(_GRANITE, indexes="attn_layer_indices"), _MAMBA), "granitemoehybrid bamba"),
-    (_OTHER(Mixed(_GRANITE, "hybrid", usual=1), _MAMBA), "falcon_h1"),
-    (_OTHER(partial(_shared_attention, state=_ZAMBA2), _ZAMBA), "zamba2"),
-    (_OTHER(partial(_shared_attention, state=mamba1_state, fixed=True), _ZAMBA), "zamba"),
-    (_OTHER(_JAMBA, _MAMBA), "jamba"),
-    (_OTHER(Mixed(conv_state, indexes="full_attn_idxs", usual=1), _LFM), "lfm2 lfm2_moe"),
-)
-_FAMILIES: Final = {name: family for family, names in _ROWS for name in names.split()}
+_READ_BY: Final[Sequence[Callable[..., Layers]]] = (
+    dense, latent, _deepseek_v4, _dots, _gemma4, _heads_by_layer, _kimi_linear, _llama4, _longcat, _mimo_v2,
+    _minimax_m3, _mixed, _mllama, _nemotron_nas, _qwen, _shared_attention, _step, _zaya,
+)  # fmt: skip
+# By the names that `families.toml` has for them.
+_READERS: Final = {reader.__name__.removeprefix("_"): reader for reader in _READ_BY}

@@ -2,59 +2,76 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache, cached_property
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_toml, shipped_folder
 from kvbench.ground.text import convert, quoted
 
 Table = Mapping[str, object]
 Count = Annotated[int, msgspec.Meta(ge=1, le=10**6)]
 NoneOrMore = Annotated[int, msgspec.Meta(ge=0, le=10**6)]
 
-# The numbers of `--model`, and the words in the names of fields that may change each of them.
+# The numbers of `--model`.
 NUMBERS: Final = ("layers", "kv_heads", "head_size", "window")
-_WORDS: Final = {
-    ("layers",): "layer layers type types pattern period interval freq stride offset hybrid mixer block blocks cross "
-    "causal share shares shared sharing cla loop loops passes recurrent recurrence recursion recursions recursive "
-    "repeat repeats iterations iters cycles unroll steps ut memory mem meta state states ssm mamba conv linear lru "
-    "retention rwkv yoco indices indexes idxs every",
-    ("kv_heads",): "heads groups mqa gqa query",
-    ("kv_heads", "head_size"): "head",
-    ("head_size",): "dim dims rank channels value values",
-    ("window",): "window windows swa local global chunk sink sinks",
-    NUMBERS: "attn attention kv cache latent mla index indexer sparse sparsity ratio ratios compress compressed "
-    "compression compressor",
-}  # fmt: skip
-_CHANGES: Final = {word: numbers for numbers, words in _WORDS.items() for word in words.split()}
-# What changes no cache, by a part of a field's name, by its end, or by all of it.
-_PARTS: Final = """
-    expert moe mlp ffn feed_forward router rope rotary norm drop bias vision image video audio speech visual loss
-    initializer mtp nextn softcap logit emb vocab multiplier intermediate lm_head reward softmax beam scal alibi logn
-    attn_implementation attn_temperature flash_attn eagle mm_ projector tokenizer swiglu sinkhorn
-"""
-_ENDS: Final = ("_token_id", "_token_ids", "_token_index", "_act", "_beta")
-_NAMES: Final = """
-    model_type use_cache cache_implementation attn_factor add_full_attention_sink_bias add_swa_attention_sink_bias
-    reorder_and_upcast_attn parallel_attn num_ln_in_parallel_attn pre_allocate_kv_cache hidden_size_per_layer_input
-    decoder_sparse_step dim_model_base num_return_sequences query_num expansion_ratio mamba_dt_rank
-    first_k_dense_replace num_dense_layers laurel_rank activation_sparsity_pattern keys_to_ignore_at_inference
-    problem_type summary_type pool_type for_llm_compressor dual_chunk_attention_config
-"""
-
 MOST_LAYERS: Final = 100_000
 _HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "n_kv_heads")
+
+
+class Family(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Model types whose layers are read alike; the fields are described in `families.toml`."""
+
+    types: str
+    reader: str
+    options: dict[str, Any] = {}
+    ignores: list[str] = []
+    states_unknown: bool = False
+
+
+class FamilyTables(msgspec.Struct, forbid_unknown_fields=True, frozen=True, dict=True):
+    """The content of `configs/presets/families.toml`, whose comments describe it."""
+
+    family: list[Family]
+    ignored: dict[str, str]
+    defaults: dict[str, dict[str, int]]
+    layer_kinds: dict[str, str]
+    changes: dict[str, str]
+    unrelated: dict[str, str]
+
+    @cached_property
+    def family_of(self) -> dict[str, Family]:
+        """Each model type's family."""
+        return {model_type: family for family in self.family for model_type in family.types.split()}
+
+    @cached_property
+    def kind_of(self) -> dict[str, str]:
+        """The kind of layer that each word of a configuration names."""
+        return {word: kind for kind, words in self.layer_kinds.items() for word in words.split()}
+
+    @cached_property
+    def numbers_of(self) -> dict[str, list[str]]:
+        """The `NUMBERS` that a field may change whose name has this word."""
+        return {word: numbers.split() for numbers, words in self.changes.items() for word in words.split()}
+
+
+@cache
+def family_tables() -> FamilyTables:
+    tables: FamilyTables = convert(read_toml(shipped_folder() / "presets" / "families.toml"), FamilyTables)
+    return tables
 
 
 def changed_by(name: str) -> set[str]:
     """The `NUMBERS` that a field of this name may change; none if it is known to change no cache."""
     name = name.lower()
     words = re.split(r"[^a-z]+", name)
-    if name in _NAMES.split() or name.endswith(_ENDS) or "gate" in words or any(map(name.__contains__, _PARTS.split())):
+    parts, ends, names = (family_tables().unrelated[key].split() for key in ("parts", "ends", "names"))
+    if name in names or name.endswith(tuple(ends)) or "gate" in words or any(part in name for part in parts):
         return set()
-    return {number for word in words for number in _CHANGES.get(word, ())}
+    return {number for word in words for number in family_tables().numbers_of.get(word, ())}
 
 
 class FieldError(UsageError):

@@ -489,7 +489,7 @@ def swaps_from_plain(plain: object) -> tuple[ModelSwap, ...]:
 
 
 def _kinds(geometry: LayerGroup, tokens: int, block_tokens: int) -> list[tuple[int, int]]:
-    """Return (layers, ids) of the layers without a sliding window and of those with one."""
+    """(layers, ids) of the layers without a sliding window, and of those with one."""
     all_ids = 1 if geometry.is_of_sequence else -(-tokens // block_tokens)
     skipped = tokens // geometry.window * geometry.window if geometry.chunked else tokens - geometry.window + 1
     skipped_ids = max(0, skipped) // block_tokens

@@ -16,10 +16,20 @@ from msgspec.structs import replace
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_as
 from kvbench.ground.text import NAME_PATTERN, counted, located, name_of, printable_tree, quoted, short
+from kvbench.models.caches import Cache, Layers
 from kvbench.models.families import is_plain, layers_of
-from kvbench.models.fields import NUMBERS, FieldError, Fields, Table, changed_by, head_size, kv_heads, layer_count
+from kvbench.models.fields import (
+    NUMBERS,
+    FieldError,
+    Fields,
+    Table,
+    changed_by,
+    family_tables,
+    head_size,
+    kv_heads,
+    layer_count,
+)
 from kvbench.models.geometry import KvDtype, LayerGroup, Model
-from kvbench.models.rows import Cache, Layers
 
 # A table of the quantized layers makes some files several MiB long.
 MOST_BYTES: Final = 2**24
@@ -37,21 +47,7 @@ _CACHE_TYPES: Final = {
     "float16": KvDtype.FP16, "fp8_ds_mla": KvDtype.FP8_DS_MLA, "nvfp4_ds_mla": KvDtype.NVFP4_DS_MLA,
 }  # fmt: skip
 _UNSET: Final = (None, "auto", "none")
-# What transformers' class of a model type takes where a field is absent.
-_GEMMA_3: Final = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
-_CLASS_DEFAULTS: Final[dict[str, Table]] = {
-    "gemma": {"head_dim": 256},
-    "gemma2": {"head_dim": 256, "sliding_window": 4096},
-    "gemma3": _GEMMA_3,
-    "gemma3_text": _GEMMA_3,
-    "gemma3n_text": {"num_key_value_heads": 2, "head_dim": 256, "sliding_window": 512, "num_kv_shared_layers": 15},
-    "gemma4_text": {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 512, "global_head_dim": 512},
-    "gpt_oss": {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
-    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
-    "spark2_5": {"sliding_window": 512},
-    "llama4_text": {"attention_chunk_size": 8192},
-}
+_CACHE_TYPE_FIELDS: Final = ("kv_cache_scheme", "kv_cache_quant_algo")
 # Nested text models of these types leave out what their class has.
 _NESTED_DEFAULTS: Final = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
 
@@ -84,7 +80,11 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculat
     levels = list(levels_of(config))
     model_type = next((str(level["model_type"]) for level in reversed(levels) if level.get("model_type")), "unknown")
     is_short = len(levels) > 1 and model_type in ("llama", "mistral", "qwen2")
-    text: Table = {**(_NESTED_DEFAULTS if is_short else {}), **_CLASS_DEFAULTS.get(model_type, {}), **levels[-1]}
+    text: Table = {
+        **(_NESTED_DEFAULTS if is_short else {}),
+        **family_tables().defaults.get(model_type, {}),
+        **levels[-1],
+    }
     if any(level.get("is_encoder_decoder") is True or level.get("is_causal") is False for level in levels):
         raise UsageError("is_encoder_decoder or is_causal: only decoder-only models are supported")
     if _ENCODERS.fullmatch(model_type) or _is_encoder(text.get("architectures") or config.get("architectures")):
@@ -101,7 +101,7 @@ def model_of(name: str, config: Table, kv_dtype: KvDtype | None = None, speculat
 
 
 def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[LayerGroup, ...]:
-    """Return groups of layers with equal blocks; layers with a window join the full ones of the same size."""
+    """Groups of layers with equal blocks; layers with a window join the full ones of the same size."""
     counts: dict[Cache, dict[tuple[int, bool], int]] = {}
     for cache in (cache for layer in layers for cache in layer):
         windows = counts.setdefault(cache._replace(window=0, chunked=False), {})
@@ -112,9 +112,8 @@ def grouped(name: str, layers: Layers, dtype: KvDtype, left_out: str) -> tuple[L
         full = windows.pop((0, False), 0)
         for (window, chunked), sliding in windows.items() or [((0, False), 0)]:
             fields: dict[str, Any] = {**cache._asdict(), "window": window, "chunked": chunked, "left_out": left_out}
-            of_layers = LayerGroup(name=name, layers=full + sliding, sliding_layers=sliding, dtype=dtype, **fields)
-            groups.append(of_layers)
-            full = 0
+            groups.append(LayerGroup(name=name, layers=full + sliding, sliding_layers=sliding, dtype=dtype, **fields))
+            full = 0  # layers with other windows are groups of their own
     return labelled(sorted(groups, key=lambda group: group.is_of_sequence))
 
 
@@ -183,7 +182,7 @@ def _quantized(config: object) -> KvDtype | None:
         raise UsageError(f"quantization_config: {quoted(config)} is not a table")
     inner = config.get("quantization")
     tables = [inner, config] if isinstance(inner, dict) else [config]
-    for field in ("kv_cache_scheme", "kv_cache_quant_algo"):
+    for field in _CACHE_TYPE_FIELDS:
         for value in (table.get(field) for table in tables):
             if isinstance(value, str) and value.lower() in _CACHE_TYPES:
                 return _CACHE_TYPES[value.lower()]
@@ -196,8 +195,7 @@ def _quantized(config: object) -> KvDtype | None:
                 )
     for table in tables:
         for field, value in table.items():
-            known = ("kv_cache_scheme", "kv_cache_quant_algo")
-            if re.search(r"(?i)(^|_)kv(_|$)", field) and field not in known and value:
+            if value and field not in _CACHE_TYPE_FIELDS and re.search(r"(?i)(^|_)kv(_|$)", field):
                 raise UsageError(f"quantization_config.{field}: {quoted(value)} is not known; choose with --kv-dtype")
     return None
 

@@ -10,6 +10,7 @@ import msgspec
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_toml, shipped_folder
 from kvbench.ground.text import check_keys, convert, hint, located, name_of, quoted
+from kvbench.models.caches import Cache
 from kvbench.models.families import NO_DRAFT
 from kvbench.models.fields import MOST_LAYERS
 from kvbench.models.geometry import (
@@ -26,7 +27,6 @@ from kvbench.models.geometry import (
     models_of,
 )
 from kvbench.models.hf_config import grouped, labelled, model_of, read_config_json
-from kvbench.models.rows import Cache
 from kvbench.models.steps import StepSizes, step_sizes
 
 USUAL_TOKENS: Final = 2048
