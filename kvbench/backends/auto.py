@@ -132,8 +132,8 @@ class _Ways:
 
     def __init__(self, device: Device, pace_gbps: float | None) -> None:
         self._device, self._sm, self._pace_gbps = device, Sm(), pace_gbps
-        self._here = device.facts()
-        self._facts = {name: facts_of(name, self._here) for name in _WITH_KERNEL}
+        self._device_facts = device.facts()
+        self._facts = {name: facts_of(name, self._device_facts) for name in _WITH_KERNEL}
         self.indexes: dict[_Key, int] = {}
         self.made: list[CopyWay] = []
 
@@ -163,10 +163,10 @@ class _Ways:
         backend = way.choice.backend
         if backend not in _WITH_KERNEL:
             return _Key(way, None)
-        cell = with_usual(way.choice.apply(plain), self._facts[backend], self._here)
+        cell = with_usual(way.choice.apply(plain), self._facts[backend], self._device_facts)
         shape = page_shape if backend == STAGED else shape_on
         aligned, unaligned = (shape(self._device, cell, plain.block_bytes, bits) for bits in (0, _UNALIGNED))
-        return _Key(way._replace(choice=Choice.at(cell)), (aligned, unaligned))
+        return _Key(way._replace(choice=Choice.of_cell(cell)), (aligned, unaligned))
 
     def _by_copies(self, choice: Choice) -> CopyWay:
         merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
@@ -234,18 +234,18 @@ class Auto(Backend):
         tables = _tables_for(request)
         swap = copier_swap(copier.engine, memory.sources, memory.destinations, memory.sizes, order is Order.ANY, tables)
         blocks, swap_bytes = len(memory.sizes), int(memory.sizes.sum())
-        free, held = (
+        when_free, when_busy = (
             copier.ways[copier.engine.way_of(blocks, swap_bytes, DIRECTIONS[cell.direction], idle=idle, beside=tables)]
             for idle in (True, False)
         )
-        way = free if cell.stream_state in _NOTHING_PENDING else held
+        way = when_free if cell.stream_state in _NOTHING_PENDING else when_busy
         if way.otherwise is not None and cell.host_run_bytes < Staged.host_run_bytes:
             way = copier.ways[way.otherwise]
         mechanism = _mechanism(way.choice, request.device)
         orders = {"order": order.value} if mechanism is Mechanism.BATCHED_COPY else {}
-        chosen = Choice.of(way.choice.backend, {**dict(way.choice.axes), **orders})
+        chosen = Choice.with_axes(way.choice.backend, {**dict(way.choice.axes), **orders})
         warnings = tuple(_warnings(request, way))
-        same = free == held
+        same = when_free == when_busy
         return PreparedSwap(swap, mechanism, str(chosen), warnings, same_when_busy=same, pace_gbps=way.pace_gbps)
 
     def _copier(self, device: Device, policy: Policy | None) -> Copier:

@@ -23,13 +23,13 @@ class TorchStream:
 
         self.torch: Any = torch
         self.device = device.name
-        self._known: dict[int, Any] = {}
+        self._streams: dict[int, Any] = {}
 
     def __call__(self, handle: int) -> Any:
         """The context in which the stream is current."""
-        if handle not in self._known:
-            self._known[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
-        return self.torch.cuda.stream(self._known[handle])
+        if handle not in self._streams:
+            self._streams[handle] = self.torch.cuda.ExternalStream(handle, device=self.device)
+        return self.torch.cuda.stream(self._streams[handle])
 
 
 class TorchGather:

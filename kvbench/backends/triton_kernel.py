@@ -18,8 +18,8 @@ def _copy_words(
     to_words = tl.multiple_of(destination.to(tl.pointer_type(word)), group_bytes)
     done = tl.zeros((), dtype=tl.int32)
     while done < count:
-        at = tl.max_contiguous(tl.multiple_of(done + lane, group), group)
-        tl.store(to_words + at, tl.load(from_words + at, mask=at < count), mask=at < count)
+        index = tl.max_contiguous(tl.multiple_of(done + lane, group), group)
+        tl.store(to_words + index, tl.load(from_words + index, mask=index < count), mask=index < count)
         done += lanes
 
 

@@ -289,6 +289,10 @@ class Axis:
         except ValueError as error:
             raise self._refusal(text, str(error)) from None
 
+    def rewrite(self, text: str) -> str:
+        """One value as `write` has it: "4096" as "4KiB"."""
+        return self.write(self.parse_one(text))
+
     def show(self, value: AxisValue | None) -> str | None:
         return None if value is None else self.write(value)
 

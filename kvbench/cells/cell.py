@@ -175,7 +175,7 @@ class Cell:
         return " ".join(filter(None, (head, "hot" if self.hot else "", tail)))
 
     def as_strings(self) -> AxisTexts:
-        """Return axis name -> value in the grammar of `-a`, or None if the axis does not apply.
+        """Axis name -> value in the grammar of `-a`, or None if the axis does not apply.
 
         A later axis (`Axis.later`) that the cell does not use is omitted, so that ids stay the same.
         """
@@ -205,7 +205,7 @@ class Cell:
         return command_of(self.spelled_out())
 
     def spelled_out(self) -> AxisTexts:
-        """Return `text` by the name of every axis."""
+        """`text` by the name of every axis."""
         return {name: self.text(name) for name in AXES}
 
     def text(self, name: str) -> str | None:
@@ -365,7 +365,7 @@ class SwapShape(NamedTuple):
     block_bytes: int
 
     @classmethod
-    def of(cls, cell: Cell) -> Self:
+    def of_cell(cls, cell: Cell) -> Self:
         return cls(cell.direction, cell.stream_state, cell.blocks, cell.block_bytes)
 
     @property

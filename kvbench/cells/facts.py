@@ -180,7 +180,7 @@ def plug_ins_of(backends: Iterable[BackendFacts]) -> dict[str, str]:
 
 
 def sms_text(counts: Collection[int]) -> str:
-    """Return "4 SMs", of several counts their ends, "2 to 12 SMs", and "" of none."""
+    """One count as "4 SMs", several by their ends, "2 to 12 SMs", and none as ""."""
     return f"{range_text(counts, str)} SM{'s' if max(counts) > 1 else ''}" if counts else ""
 
 

@@ -112,9 +112,9 @@ def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
 def engines() -> Mapping[str, Engine]:
     modules = {module.name for module in iter_modules(import_module(_ENGINES).__path__, f"{_ENGINES}.")}
     modules.discard(ENGINES_SECTION.partition(":")[0])
-    # `code` is no engine: what engines share.
-    found = [getattr(import_module(name), "ENGINE", None) for name in sorted(modules)]
-    return {engine.name: engine for engine in found if engine}
+    # `code`, what engines share, has no ENGINE.
+    candidates = [getattr(import_module(name), "ENGINE", None) for name in sorted(modules)]
+    return {engine.name: engine for engine in candidates if engine}
 
 
 def of_engine(backend: str) -> str:
@@ -123,13 +123,13 @@ def of_engine(backend: str) -> str:
     return registration.engine if registration else ""
 
 
-def unknown_backend(name: str, known: Iterable[str]) -> UsageError:
-    return UsageError(f"unknown backend {quoted(name)}; {hint(name, known)}")
+def unknown_backend(name: str, backends: Iterable[str]) -> UsageError:
+    return UsageError(f"unknown backend {quoted(name)}; {hint(name, backends)}")
 
 
 def _is_built_in(entry: EntryPoint) -> bool:
-    of_backends = entry.value.startswith("kvbench.backends.")
-    return of_backends and (entry.dist is None or _name_and_version(entry.dist)[0] == "kvbench")
+    from_backends = entry.value.startswith("kvbench.backends.")
+    return from_backends and (entry.dist is None or _name_and_version(entry.dist)[0] == "kvbench")
 
 
 @cache  # either reads the metadata of the package, and a worker needs them at every visit

@@ -100,14 +100,14 @@ class Choice:
         return cls(backend, pairs)
 
     @classmethod
-    def of(cls, backend: str, axes: Mapping[str, str | None]) -> Self:
-        """The choice with `axes`, without values that are missing or the default."""
+    def with_axes(cls, backend: str, axes: Mapping[str, str | None]) -> Self:
+        """The choice of a backend with `axes`, without values that are missing or the default."""
         return cls(backend, tuple((name, value) for name, value in axes.items() if value and value != _USUAL[name]))
 
     @classmethod
-    def at(cls, cell: Cell) -> Self:
+    def of_cell(cls, cell: Cell) -> Self:
         texts = cell.as_strings()
-        return cls.of(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
+        return cls.with_axes(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
 
     @property
     def share(self) -> float:
@@ -116,8 +116,7 @@ class Choice:
         return pace.share if pace else 0.0
 
     def at_pace(self, gbps: float) -> "Choice":
-        """The choice with this pace."""
-        return Choice.of(self.backend, {**dict(self.axes), "pace": pace_text(gbps)})
+        return Choice.with_axes(self.backend, {**dict(self.axes), "pace": pace_text(gbps)})
 
     def apply(self, cell: Cell) -> Cell:
         chosen: dict[str, Any] = {AXES[name].field: AXES[name].parse_one(value) for name, value in self.axes}

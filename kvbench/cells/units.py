@@ -70,7 +70,7 @@ def rough_size(size_bytes: int) -> str:
 
 
 def gigabytes_per_second(size_bytes: float, time_us: float) -> float:
-    """Return GB/s (10^9 bytes per second) for `size_bytes` moved in `time_us`; NaN for a time of zero."""
+    """GB/s (10^9 bytes per second) for `size_bytes` moved in `time_us`; NaN for a time of zero."""
     return size_bytes / time_us / 1e3 if time_us > 0 else float("nan")
 
 

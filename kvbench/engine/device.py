@@ -146,8 +146,8 @@ def resolve_device(name: str) -> str:
         return "cuda:0" if count else "cpu"
     ordinal = int(device_named(name, []).partition(":")[2])
     if ordinal >= count:
-        there = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
-        raise UsageError(f"--device {name}: not found; this machine has {there}")
+        devices = ", ".join(["cpu", *(f"cuda:{number}" for number in range(count))])
+        raise UsageError(f"--device {name}: not found; this machine has {devices}")
     return f"cuda:{ordinal}"
 
 

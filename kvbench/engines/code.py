@@ -94,8 +94,8 @@ class EngineCode:
         if error is None:
             return None
         needed = next((text for text in metadata.requires(self.package) or () if _is_torch(text)), "torch")
-        here = f"this is torch {metadata.version('torch')}"
-        return f"{self.package} {self.version} needs {needed}, {here}: {file.rpartition('/')[2]} {error}"
+        present = f"this is torch {metadata.version('torch')}"
+        return f"{self.package} {self.version} needs {needed}, {present}: {file.rpartition('/')[2]} {error}"
 
     def settings(self, file: str) -> tuple[EngineSetting, ...]:
         """The settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
@@ -104,8 +104,11 @@ class EngineCode:
         names = [name for name in self.files[file] if name.isupper()]
         if lost := [name for name in names if name not in constants]:
             raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(lost)}")
-        found = [(name, *constants[name]) for name in names]
-        return tuple(EngineSetting(name, value, f"{file}:{number}", lines[number - 1]) for name, value, number in found)
+        settings = []
+        for name in names:
+            value, line_number = constants[name]
+            settings.append(EngineSetting(name, value, f"{file}:{line_number}", lines[line_number - 1]))
+        return tuple(settings)
 
 
 class OfPackage:

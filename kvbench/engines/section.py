@@ -90,7 +90,7 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
     ordered = sorted(methods, key=lambda choice: (choice.backend, choice.sms, str(choice)))
     rows = [_row(view, engine, ordered, measured) for measured in shapes]
     alone = [outcome for outcome in view.measured if is_alone(outcome.cell)]
-    outcomes = [outcome for outcome in alone if SwapShape.of(outcome.cell).kind == first.shape.kind]
+    outcomes = [outcome for outcome in alone if SwapShape.of_cell(outcome.cell).kind == first.shape.kind]
     used = {choice.backend for choice in methods}
     packages = [facts.package.partition(" ")[0] for facts in view.run.info.backends if facts.name in used]
     title = f"{before}{comma_separated(*dict.fromkeys(packages)) or engine.name}, {', '.join(first.shape.kind)} stream"

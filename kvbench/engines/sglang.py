@@ -190,7 +190,7 @@ class TokenPages:
     row_bytes: int
 
     @classmethod
-    def of(cls, cell: Cell) -> Self:
+    def of_cell(cls, cell: Cell) -> Self:
         """Raises KvbenchError for a cell of other swaps."""
         device, host = cell.sides
         runs = {side.order.run if side.order and side.order.kind == "runs" else 0 for side in cell.sides}
@@ -233,7 +233,7 @@ class SglangStore(OfPackage):
     supports = "memory"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
-        pages, module = TokenPages.of(request.cell), load_jit()
+        pages, module = TokenPages.of_cell(request.cell), load_jit()
         if not module.can_use_write_back_jit_kernel(element_size=pages.row_bytes):
             raise KvbenchError(f"SGLang's store does not take rows of {pages.row_bytes} bytes, or does not compile")
         store = getattr(module, _STORE if pages.regions == 2 else _STORE_MLA)
@@ -250,21 +250,23 @@ class StoreSwap:
         seen_elsewhere = int(memory.kernel_destinations[0]) - int(self._to[0])
         self._starts = memory.starts[0], memory.starts[1] - seen_elsewhere
         (on_device, tokens), (on_host, _) = self._tokens()
-        held = min(len(tokens), _STORE_PAGES * pages.page_tokens)
-        self.calls = 2 * -(-len(tokens) // held)
+        # The store goes through its buffer in turns, each of a kernel and a copy.
+        buffered = min(len(tokens), _STORE_PAGES * pages.page_tokens)
+        self.calls = 2 * -(-len(tokens) // buffered)
         tables = np.array(pages.tensors(self._from, on_device, pages.regions * layers)).reshape(pages.regions, layers)
         shape = (layers, pages.row_bytes)
         self._given = (
             *(torch.tensor(table.tolist(), dtype=torch.uint64, device=device) for table in tables),
-            *(torch.empty((held, *shape), dtype=torch.uint8, device=device) for _ in range(pages.regions)),
+            *(torch.empty((buffered, *shape), dtype=torch.uint8, device=device) for _ in range(pages.regions)),
             *(host_bytes(address, (1, *shape)) for address in pages.tensors(self._to, on_host, pages.regions)),
         )
         self._pinned = PinnedLists(self._stream, 1, len(tokens))
 
     def _tokens(self) -> tuple[tuple[int, "Addresses"], tuple[int, "Addresses"]]:
         """Where token 0 lies, and the numbers of the tokens, on the device and on the host."""
-        pages, (here, there) = self._pages, self._starts
-        return pages.tokens(self._from, here, pages.row_bytes), pages.tokens(self._to, there, pages.token_bytes)
+        pages, (device_start, host_start) = self._pages, self._starts
+        on_device = pages.tokens(self._from, device_start, pages.row_bytes)
+        return on_device, pages.tokens(self._to, host_start, pages.token_bytes)
 
     def submit(self, stream: int) -> None:
         (_, on_device), (_, on_host) = self._tokens()

@@ -197,7 +197,7 @@ def _lists(memory: "SwapMemory") -> tuple[Any, Any, Any]:
 
 @cache
 def load_wrapper(constants: tuple[tuple[str, int], ...] = ()) -> Any:
-    """Return vLLM's module swap_blocks_triton, loaded without vllm itself, with `constants` in place of its own."""
+    """The module swap_blocks_triton of vLLM, loaded without vllm itself, with `constants` in place of its own."""
     module = _load(_TRITON_CODE, _TRITON, _TRITON_CODE.files[_TRITON])
     vars(module).update(constants)
     return module
@@ -314,7 +314,7 @@ def built(handler: Any, **offered: Any) -> Any:
 
 @cache
 def load_handler() -> Any:
-    """Return vLLM's module of the handler, loaded without vllm itself."""
+    """The module of vLLM's handler, loaded without vllm itself."""
     code = next(code for code in _HANDLER_CODES if code.missing() is None)
     return _load(code, next(iter(code.files)), (_HANDLER, *_BESIDE_HANDLER))
 

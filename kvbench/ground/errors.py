@@ -18,7 +18,7 @@ class ExitCode(IntEnum):
 
 
 def brief(text: str) -> str:
-    """Return `text` for a message: on one line and shortened."""
+    """`text` for a message: on one line and shortened."""
     line = text if text.isprintable() else ascii(text)
     return line if len(line) <= 80 else line[:77] + "..."
 

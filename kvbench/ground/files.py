@@ -39,7 +39,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_capped(path: Path, cap_bytes: int) -> bytes:
-    """Return a regular file's bytes; raises RunDirectoryError when it is larger than `cap_bytes`."""
+    """A regular file's bytes; raises RunDirectoryError when it is larger than `cap_bytes`."""
     with open_regular(path) as file:
         try:
             data = file.read(cap_bytes + 1)
@@ -123,7 +123,7 @@ def raise_if_no_room(path: Path, error: OSError) -> None:
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the shipped configs, which also contains the model presets."""
+    """The folder of the shipped configs, which also contains the model presets."""
     checkout = Path(__file__).resolve().parents[2]
     # The checkout comes first: an editable install also has a copy, which is as old as the installation.
     if (checkout / "pyproject.toml").is_file() and (checkout / "configs").is_dir():
@@ -134,7 +134,7 @@ def shipped_folder() -> Path:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the table of a TOML file; raises UsageError, which says why it cannot be read but not its name."""
+    """The table of a TOML file; raises UsageError, which says why it cannot be read but not its name."""
     with read_as("TOML"):
         if path.is_dir():
             raise UsageError("is a directory, not a TOML file")

@@ -40,31 +40,31 @@ Ordered = TypeVar("Ordered", int, float, str)
 
 
 def name_of(text: str, otherwise: str) -> str:
-    """Return `text` reduced to a name that matches `NAME_PATTERN`, or `otherwise` if nothing remains."""
+    """`text` reduced to a name that matches `NAME_PATTERN`, or `otherwise` if nothing remains."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", text).lstrip("-._")[:64] or otherwise
 
 
-def check_keys(table: Iterable[str], known: Sequence[str]) -> None:
-    """Raise UsageError for the first unknown key; the message suggests the nearest known one."""
+def check_keys(table: Iterable[str], allowed: Sequence[str]) -> None:
+    """Raise UsageError for the first key that is not allowed; the message suggests the nearest that is."""
     for key in table:
-        if key not in known:
-            raise UsageError(f"unknown key {quoted(key)}; {hint(key, known)}")
+        if key not in allowed:
+            raise UsageError(f"unknown key {quoted(key)}; {hint(key, allowed)}")
 
 
 # Below it, words of other meaning are alike: "nope" and "copier".
 _NEAR: Final = 0.7
 
 
-def hint(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return "did you mean …?" with the nearest known word, or if none is near `otherwise`, by default all words."""
-    words = list(known)
+def hint(word: str, candidates: Iterable[str], otherwise: str = "") -> str:
+    """Ask "did you mean …?" with the nearest candidate, or if none is near `otherwise`, by default all candidates."""
+    words = list(candidates)
     near = difflib.get_close_matches(word, words, n=1, cutoff=_NEAR)
-    near = near or [one for one in words if word and one.startswith(word)]
+    near = near or [candidate for candidate in words if word and candidate.startswith(word)]
     return f"did you mean {near[0]}?" if near else otherwise or f"use one of {', '.join(words)}"
 
 
 def quoted(value: object) -> str:
-    """Return `value` for a message: in JSON and TOML notation, on one line and shortened."""
+    """`value` for a message: in JSON and TOML notation, on one line and shortened."""
     try:
         return brief(json.dumps(value, ensure_ascii=False, default=str))
     except ValueError:  # Python refuses to format integers with thousands of digits
@@ -72,31 +72,31 @@ def quoted(value: object) -> str:
 
 
 @contextmanager
-def located(where: str) -> Iterator[None]:
-    """Prefix the message of a UsageError raised inside with `where`, once."""
+def located(place: str) -> Iterator[None]:
+    """Prefix the message of a UsageError raised inside with `place`, once."""
     try:
         yield
     except UsageError as error:
-        raise UsageError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
+        raise UsageError(f"{place}: {str(error).removeprefix(f'{place}: ')}") from None
 
 
 def printable(text: object) -> str:
-    """Return `text` as one line that is safe on a terminal: unprintable characters become U+FFFD."""
+    """`text` as one line that is safe on a terminal: unprintable characters become U+FFFD."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
 
 
 def short(text: str, most: int = 400) -> str:
-    """Return `text` with at most `most` characters; a truncated text ends in an ellipsis."""
+    """`text` with at most `most` characters; a truncated text ends in an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def longest_word(text: str) -> int:
-    """Return the letters of the longest part of a text that `wrapped` does not break."""
+    """The letters of the longest part of a text that `wrapped` does not break."""
     return max(map(len, _JOINED.sub("\N{NO-BREAK SPACE}", text).split(" ")))
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return text in lines of at most `width`, later ones indented; no line ends inside a number or before its unit."""
+    """Text in lines of at most `width`, later ones indented; no line ends inside a number or before its unit."""
     joined = _JOINED.sub("\N{NO-BREAK SPACE}", text)
     indent = " " * (len(text) - len(text.lstrip()) + 2)
     lines = textwrap.fill(joined, width, subsequent_indent=indent, break_on_hyphens=False)
@@ -104,7 +104,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def folded(text: str, *, terminal: bool) -> str:
-    """Return text for a terminal, which folds it, or in lines for a log; a command goes on behind a backslash."""
+    """Text for a terminal, which folds it, or in lines for a log; a command goes on behind a backslash."""
     text = printable(text)
     if terminal or len(text) <= LOG_COLUMNS:
         return text
@@ -130,13 +130,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def range_text(values: Iterable[Ordered], show: Callable[[Ordered], str]) -> str:
-    """Return "least to most" of one or more values, or one of them where they look the same."""
+    """The least of one or more values to the most, "2 to 12", or one of them where they look the same."""
     ordered = sorted(values)
     return " to ".join(dict.fromkeys((show(ordered[0]), show(ordered[-1]))))
 
 
 def printable_tree(plain: Any) -> Any:
-    """Return JSON-compatible data with every string, keys included, made printable."""
+    """JSON-compatible data with every string, keys included, made printable."""
     if isinstance(plain, str):
         return printable(plain)
     if isinstance(plain, list):
@@ -147,7 +147,7 @@ def printable_tree(plain: Any) -> Any:
 
 
 def convert(plain: object, kind: type[T] | Any, name: str = "", read: Callable[[type, Any], Any] | None = None) -> T:
-    """Return `plain`, which is data from JSON or TOML, converted to `kind` with its constraints checked.
+    """`plain`, which is data from JSON or TOML, converted to `kind` with its constraints checked.
 
     `read` reads the types that msgspec does not know. Raises UsageError, which names the key (below `name`), the value
     and what would be right.
@@ -165,7 +165,7 @@ def meaning(info: Any) -> str:
         case msgspec.inspect.Metadata():
             return str((info.extra or {}).get("meaning") or meaning(info.type))
         case msgspec.inspect.UnionType():
-            return " or ".join(meaning(one) for one in info.types if not isinstance(one, msgspec.inspect.NoneType))
+            return " or ".join(meaning(part) for part in info.types if not isinstance(part, msgspec.inspect.NoneType))
         case msgspec.inspect.IntType():
             return f"a whole number from {info.ge} to {info.le}"
         case msgspec.inspect.FloatType():
@@ -178,14 +178,14 @@ def meaning(info: Any) -> str:
             return f"one of {', '.join(str(word.value) for word in info.cls)}"
         case msgspec.inspect.ListType() | msgspec.inspect.VarTupleType():
             items: dict[type, str] = {msgspec.inspect.StrType: "strings", msgspec.inspect.IntType: "whole numbers"}
-            of = items.get(type(plain_type(info.item_type)), "tables")
-            return f"a {'non-empty ' if info.min_length else ''}list of {of}"
+            item = items.get(type(plain_type(info.item_type)), "tables")
+            return f"a {'non-empty ' if info.min_length else ''}list of {item}"
         case _:
             return "a table"
 
 
 def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
-    """Return msgspec's message with the path as a user writes it, the value there, and a hint where the type has one.
+    """The message of msgspec with the path as a user writes it, the value there, and a hint where the type has one.
 
     Of the message only the path is read, so that any wording of msgspec serves.
     """
@@ -193,14 +193,14 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
     value: Any = plain
     info: Any = msgspec.inspect.type_info(kind)
     for index, key in _STEP.findall(path):
-        of = plain_type(info)
-        types: Any = {field.encode_name: field.type for field in getattr(of, "fields", ())}
-        info = getattr(of, "item_type", None) if index else types.get(key)
+        container = plain_type(info)
+        types: Any = {field.encode_name: field.type for field in getattr(container, "fields", ())}
+        info = getattr(container, "item_type", None) if index else types.get(key)
         if info is None:  # below a mapping, of which msgspec names no key
             break
         value = value[int(index) if index else key]
-    where = name + (path if path.startswith("[") or not name else f".{path}" if path else "")
-    lead, inner = f"{where}: " if where else "", plain_type(info)
+    place = name + (path if path.startswith("[") or not name else f".{path}" if path else "")
+    lead, inner = f"{place}: " if place else "", plain_type(info)
     if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
         fields = {field.encode_name: field.required for field in inner.fields}
         if inner.forbid_unknown_fields and (unknown := [key for key in value if key not in fields]):
@@ -213,15 +213,15 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
 
 
 def plain_type(info: Any) -> Any:
-    """Return the type without its constraints, and `X` for `X | None`."""
+    """The type without its constraints, and `X` for `X | None`."""
     while isinstance(info, msgspec.inspect.Metadata | msgspec.inspect.UnionType):
         if isinstance(info, msgspec.inspect.Metadata):
             info = info.type
         else:
-            info = next(one for one in info.types if not isinstance(one, msgspec.inspect.NoneType))
+            info = next(part for part in info.types if not isinstance(part, msgspec.inspect.NoneType))
     return info
 
 
 def a_stream(state: str) -> str:
-    """Return a stream state, or several, as a noun: "an idle stream", "a busy or gated stream"."""
+    """A stream state, or several, as a noun: "an idle stream", "a busy or gated stream"."""
     return f"{'an' if state.startswith(('idle', 'opened')) else 'a'} {state} stream"

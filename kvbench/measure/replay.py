@@ -113,7 +113,7 @@ def set_up_replay(
 ) -> SetUp:
     """Prepare the swaps of one visit. Raises EngineError, KvbenchError without a swap, and any error of a backend."""
     if not swaps:
-        enough = trace.enough_for(trace.of(cell.direction).blocks)
+        enough = trace.enough_for(trace.swaps_of(cell.direction).blocks)
         raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
     return SetUp(cell, ReplaySampler(bench, backend, cell, trace, swaps, seed))
 

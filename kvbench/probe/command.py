@@ -48,8 +48,8 @@ def probe(
 
 def exit_code(report: ProbeReport, *, named: bool) -> ExitCode:
     """The exit code: a probe that is off fails the command only if it was named."""
-    found = [result.found for result in (*report.results, report.health)]
-    missing = [answer for answer in found if isinstance(answer, Unanswered)]
+    answers = [result.found for result in (*report.results, report.health)]
+    missing = [answer for answer in answers if isinstance(answer, Unanswered)]
     ill = isinstance(report.health.found, ProbeFinding) and not report.health.found.expected
     return ExitCode.FAILED_CELLS if ill or any(named or not answer.off for answer in missing) else ExitCode.DONE
 

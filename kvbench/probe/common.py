@@ -80,8 +80,8 @@ def run_probe(name: str, device: str, fault: str = "") -> Result:
     """Run a probe on `device` ("cpu", "cuda:N") in a process of its own; a crash or a hang is a finding."""
     began_s, command = time.monotonic(), Interpreter().command("-m", "kvbench.probe", name, device, fault)
     with closing(Supervised("the process", command)) as process:
-        found = _finding(process, DEADLINE_S)
-    return Result(name, PROBES.get(name, ""), found, round(time.monotonic() - began_s, 3))
+        finding = _finding(process, DEADLINE_S)
+    return Result(name, PROBES.get(name, ""), finding, round(time.monotonic() - began_s, 3))
 
 
 def _finding(process: Supervised, deadline_s: float) -> ProbeFinding | Unanswered:

@@ -26,7 +26,7 @@ _GATE_MS: Final = 30
 
 
 def _sizes(count: int) -> list[int]:
-    """Return mixed sizes: mostly small, one in 256 too large for a copy by the CPU."""
+    """Mixed sizes: mostly small, one in 256 too large for a copy by the CPU."""
     return [28 * KIB if i % 256 == 255 else _SIZES[i % len(_SIZES)] for i in range(count)]
 
 
@@ -80,9 +80,9 @@ def order(bench: ProbeBench) -> ProbeFinding:
         bench.device.driver.fill(mark.address, _MARK, mark.size_bytes, bench.stream.handle)
         for case in cases:
             bench.step(f"{count} blocks of {size} bytes, {case[0]}, {case[1]}", count, "blocks")
-            unmarked, held = _copy(bench, blocks, mark, case, write_first=True)
+            unmarked, was_busy = _copy(bench, blocks, mark, case, write_first=True)
             early[case] += unmarked
-            after_return += count - unmarked if held and case[1] is Order.DURING_API_CALL else 0
+            after_return += count - unmarked if was_busy and case[1] is Order.DURING_API_CALL else 0
             for busy in (True, False):
                 unmarked, _ = _copy(bench, blocks, mark, case, write_first=False, busy=busy)
                 late[case] += count - unmarked
@@ -130,12 +130,12 @@ def _copy(
             write()
 
     if busy:
-        _, held = bench.gated(work, lambda: blocks.load(direction))
+        _, was_busy = bench.gated(work, lambda: blocks.load(direction))
     else:
         blocks.load(direction)
         work()
-        held = False
-    return len(arrays.sizes) - blocks.wrong(direction), held
+        was_busy = False
+    return len(arrays.sizes) - blocks.wrong(direction), was_busy
 
 
 def _turn(case: tuple[Direction, Order], early: int, late: int) -> str:
@@ -324,8 +324,8 @@ def confidential(bench: ProbeBench) -> ProbeFinding:
         bench.step(f"a copy behind a busy stream, {direction}")
         to, source = (card, host) if direction is Direction.H2D else (host, card)
         arguments = to.address, source.address, _BYTES, DIRECTIONS[direction], bench.stream.handle
-        _, held = bench.gated(partial(copy, driver, *arguments))
-        waits += [] if held else [str(direction)]
+        _, was_busy = bench.gated(partial(copy, driver, *arguments))
+        waits += [] if was_busy else [str(direction)]
     state, is_on = _state(bench)
     copies = f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
     return ProbeFinding(

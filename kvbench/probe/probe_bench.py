@@ -72,11 +72,11 @@ class ProbeBench:
             prepare()
             opened = self.gate(hold_ms)
             result = work()
-            held = not opened.completed()
+            was_busy = not opened.completed()
             self.stream.synchronize()
-            if held:
+            if was_busy:
                 break
-        return result, held
+        return result, was_busy
 
     def submit(self, arrays: Arrays, direction: Direction) -> tuple[float, float]:
         """Make one call; return its wall time and its thread's CPU time in microseconds. Raises EngineError."""

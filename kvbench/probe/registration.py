@@ -191,7 +191,7 @@ def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
     longest_us = min(map(max, beside_us))
     is_stalled = longest_us > max(_TIMES * worst_us, worst_us + _STALL_US)
     p99_alone_us, p99_beside_us = (
-        median(float(np.percentile(one, 99)) for one in times) for times in (alone_us, beside_us)
+        median(float(np.percentile(of_round, 99)) for of_round in rounds) for rounds in (alone_us, beside_us)
     )
     return ProbeFinding(
         answer="yes" if is_stalled else "no",

@@ -122,7 +122,7 @@ def _usual_sms(outcomes: Sequence[Outcome], keep: Set[Outcome]) -> set[Outcome]:
     A swap measured with one count alone has it. Where a ladder measured several, it is that of other swaps of the same
     block size; `keep` has those of the count that most cells have, for what is left.
     """
-    shapes = {outcome: SwapShape.of(outcome.cell) for outcome in outcomes}
+    shapes = {outcome: SwapShape.of_cell(outcome.cell) for outcome in outcomes}
     sms = {outcome: outcome.cell.sms for outcome in outcomes if outcome.cell.sms is not None}
     ladders = grouped(sms, lambda outcome: shapes[outcome])
     single_shapes = {shape for shape, ladder in ladders.items() if len({sms[rung] for rung in ladder}) == 1}

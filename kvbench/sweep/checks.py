@@ -101,8 +101,10 @@ def _without_opposite(cell: Cell, _: Context) -> str | None:
     whole = cell.sequence == "whole" and cell.list_place is ListPlace.HOST
     if not cell.opposite or (cell.stream_state is StreamState.IDLE and alone and whole):
         return None
-    where = "on an idle stream, without a neighbour and a pause, on one device"
-    return f"swaps of both directions at once (opposite=on) are whole, {where}"
+    return (
+        "swaps of both directions at once (opposite=on) are whole, on an idle stream, without a neighbour and a pause, "
+        "on one device"
+    )
 
 
 def _without_devices(cell: Cell, context: Context) -> str | None:
@@ -129,7 +131,7 @@ def _without_room(cell: Cell, context: Context) -> str | None:
     trace = context.spec.trace
     if trace is None or not cell.pool_bytes:
         return misfit(cell)
-    least = trace.of(cell.direction).least
+    least = trace.swaps_of(cell.direction).least
     if least <= trace.capacity(cell.pool_bytes):
         return None
     pool, enough = format_size(cell.pool_bytes), trace.enough_for(least)
@@ -179,17 +181,18 @@ def _without_memory(cell: Cell, context: Context) -> str | None:
     side_bytes = footprint(cell, spec.sampling, device.kind)
     side_bytes += region_bytes(opposite_of(cell), 0) if cell.opposite else 0
     on_device_bytes = side_bytes + _neighbour_bytes(cell, context)
-    both = side_bytes + on_device_bytes, "host memory for both sides"
-    of_host = both if device.has_one_memory else (side_bytes, "pinned memory")
-    of_device = on_device_bytes, f"memory on {device.name}"
+    host_bytes, host_memory = side_bytes, "pinned memory"
+    if device.has_one_memory:
+        host_bytes, host_memory = side_bytes + on_device_bytes, "host memory for both sides"
     count = len(spec.devices)
-    shared = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
-    for (needed, what), usable, option in (
-        (of_host, usable_of_host(device, spec), shared),
-        (of_device, usable_bytes(spec.limits.device_bytes, device.device_free_bytes), "--device-memory"),
+    host_option = f"--host-memory, shared by {count} devices" if count > 1 else "--host-memory"
+    device_limit = usable_bytes(spec.limits.device_bytes, device.device_free_bytes)
+    for needed, memory, usable, option in (
+        (host_bytes, host_memory, usable_of_host(device, spec), host_option),
+        (on_device_bytes, f"memory on {device.name}", device_limit, "--device-memory"),
     ):
         if needed > usable:
-            return f"needs {rough_size(needed)} of {what}; the limit is {rough_size(usable)} ({option})"
+            return f"needs {rough_size(needed)} of {memory}; the limit is {rough_size(usable)} ({option})"
     return None
 
 

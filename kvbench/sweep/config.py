@@ -101,9 +101,9 @@ def load_config(path: Path, choice: ModelChoice | None = None) -> SweepSpec:
     return replace(spec.with_models(swaps), step_model=(choice or ModelChoice()).step_model())
 
 
-def _axes(table: dict[str, object], where: str) -> dict[str, tuple[str, ...]]:
+def _axes(table: dict[str, object], name_of_table: str) -> dict[str, tuple[str, ...]]:
     values: dict[str, tuple[str, ...]] = {}
-    with located(where):
+    with located(name_of_table):
         check_keys(table, list(AXES))
         for name, raw in table.items():
             items = raw if isinstance(raw, list) else [raw]

@@ -74,7 +74,7 @@ class PlannedVisit:
 
 
 def asked_for(spec: SweepSpec) -> list[Installed]:
-    """Return kvbench's own backends and those that `spec` names, by name; raises UsageError for an unknown name."""
+    """The built-in backends and those that `spec` names, by name; raises UsageError for an unknown name."""
     backends, _ = installed()
     names = {name for name, backend in backends.items() if backend.own}
     for group in spec.groups:

@@ -74,7 +74,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """The layout of the blocks on both sides: in a tensor for each descriptor."""
         return Pattern.of_tensors(Tensors(self.descriptors, 0)) if self.descriptors > 1 else SHUFFLED
 
-    def of(self, direction: str) -> SwapsOf:
+    def swaps_of(self, direction: str) -> SwapsOf:
         return self.h2d if direction == "h2d" else self.d2h
 
     @property
@@ -231,7 +231,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         groups = []
         for group in self.groups:
             for direction in group.get("direction", tuple(Direction)):
-                if blocks := trace.of(direction).blocks:
+                if blocks := trace.swaps_of(direction).blocks:
                     values = texts | {"direction": direction, "blocks": str(blocks * trace.descriptors)}
                     groups.append({**group, **{name: AXES[name].texts(text) for name, text in values.items()}})
         if not groups:
@@ -287,15 +287,15 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
         if not (name and equals):  # an axis refuses an empty value itself
             raise UsageError(f"-a {brief(item)}: not an assignment; write axis=values, for example -a blocks=16,64,256")
         if name in assignments:
-            both = brief(f"{name}={assignments[name]},{values}")
-            raise UsageError(f"-a {brief(item)}: axis {name} is given twice; write -a {both}")
+            merged = brief(f"{name}={assignments[name]},{values}")
+            raise UsageError(f"-a {brief(item)}: axis {name} is given twice; write -a {merged}")
         assignments[axis_named(name).name] = values
     return assignments
 
 
-def read_memory(where: str, value: object) -> int:
-    """The bytes of a memory limit (a size, or a number of bytes); raises UsageError, which names `where`."""
-    with located(where):
+def read_memory(option: str, value: object) -> int:
+    """The bytes of a memory limit (a size, or a number of bytes); raises UsageError, which names the option."""
+    with located(option):
         try:
             size = parse_size(value) if isinstance(value, str) else value
         except ValueError as error:
@@ -325,7 +325,7 @@ def _read_group(group: Group) -> Group:
         for name, texts in group.items():
             if not texts or len(set(texts)) < len(texts):
                 raise UsageError(f"{name}: {quoted(texts)} is empty or repeats a value")
-        return {name: tuple(AXES[name].write(AXES[name].parse_one(text)) for text in of) for name, of in group.items()}
+        return {name: tuple(map(AXES[name].rewrite, texts)) for name, texts in group.items()}
 
 
 # The verified first swap and the check of the stream's order.

@@ -164,7 +164,7 @@ def _swap(line: _SwapLine, latest_s: float) -> Swap:
 
 
 def runs_of(ids: _Ids) -> list[int]:
-    """Return [first, count, first, count, ...]: ids that ascend by one, or that descend where the count is negative."""
+    """[first, count, first, count, ...]: ids that ascend by one, or that descend where the count is negative."""
     steps = np.diff(ids)
     steps[np.abs(steps) != 1] = 0
     begins = np.ones(len(ids), dtype=bool)
@@ -253,7 +253,7 @@ def selected(replay: Replay) -> dict[str, list[Numbered]]:
     numbers = dict.fromkeys(map(str, Direction), 0)
     swaps: dict[str, list[Numbered]] = {str(direction): [] for direction in Direction}
     for swap in TraceReader(path):
-        number, chosen = numbers[swap.direction], replay.of(swap.direction)
+        number, chosen = numbers[swap.direction], replay.swaps_of(swap.direction)
         numbers[swap.direction] += 1
         if number >= chosen.first and (number - chosen.first) % chosen.step == 0:
             swaps[swap.direction].append(Numbered(number, swap))

@@ -296,18 +296,18 @@ def _refuse_additions(rows: Sequence[_Row], hash_tokens: int) -> None:
 
 
 def _milliseconds(times: Sequence[float]) -> TimeUnit:
-    """Return milliseconds if sorted times can only be that; raises UsageError, which shows what two units would mean.
+    """Milliseconds, if sorted times can only be that; raises UsageError, which shows what two units would mean.
 
     Otherwise times in seconds would be too close, or times in microseconds too far apart.
     """
     first, span, month = times[0], times[-1] - times[0], 30 * 86_400_000
     a_second = 1e3 * len(times) / span if span else 1e9
     if first >= 1e8:  # since 1970: today's seconds have 10 digits, milliseconds 13
-        known = 1e11 <= first < 1e14
+        certain = 1e11 <= first < 1e14
     else:
         usual = (a_second < 5 and span >= 20_000) or (a_second < 1000 and span >= 1_000_000)
-        known = all(isinstance(time, int) for time in times) and (len(times) < 10 or (usual and span <= month))
-    if known:
+        certain = all(isinstance(time, int) for time in times) and (len(times) < 10 or (usual and span <= month))
+    if certain:
         return TimeUnit.MILLISECONDS
     other = TimeUnit.MICROSECONDS if span > month else TimeUnit.SECONDS
     if first >= 1e8:

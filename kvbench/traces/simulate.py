@@ -67,7 +67,7 @@ class GpuPool:
             self._users[block] += 1
 
     def take(self, count: int) -> list[int]:
-        """Return `count` ids from the head of the queue; what they held is forgotten."""
+        """`count` ids from the head of the queue; what was in these blocks is forgotten."""
         ids = []
         for _ in range(count):
             block, _ = self.free.popitem(last=False)
@@ -116,13 +116,12 @@ class HostPool:
 
     def use(self, keys: Sequence[int]) -> None:
         """Make the keys of a request the most recently used, the first of them the most."""
-        held, to_end = self._id_of, self._id_of.move_to_end
         for key in reversed(keys):
-            if key in held:
-                to_end(key)
+            if key in self._id_of:
+                self._id_of.move_to_end(key)
 
     def take(self, count: int, kept: int) -> list[int] | None:
-        """Return `count` ids, or None if the `kept` most recently used chunks would have to go for them."""
+        """`count` ids, or None if the `kept` most recently used chunks would have to go for them."""
         fresh = min(count, self._chunks - self._fresh)
         evicted = count - fresh - len(self._free)
         if evicted > len(self._id_of) - kept:

@@ -74,7 +74,7 @@ class TraceStatistics:
         self.most_in_a_second = max(seconds.values(), default=0)
 
     def summary(self, block_bytes: int) -> Mapping[str, Any]:
-        """Return everything as plain data: times in seconds, rates in 10^9 bytes a second, runs in blocks."""
+        """Everything as plain data: times in seconds, rates in 10^9 bytes a second, runs in blocks."""
         return {
             "span_s": self.span_s,
             "most_swaps_in_a_second": self.most_in_a_second,
@@ -102,12 +102,10 @@ def rows_of(summary: Mapping[str, Any]) -> list[list[str]]:
             "GB/s": figure(side["gbps"]),
             "Blocks a swap": _listed(side["blocks_per_swap"]),
             "Descriptors that merging leaves": "-" if left is None else f"{left:.1%}",
-            **{
-                f"Run length of {RUNS_OF[where]}, by {noun}": _listed(lengths[by])
-                for where, lengths in side["runs"].items()
-                for by, noun in RUNS_BY.items()
-            },
         }
+        for ids, lengths in side["runs"].items():
+            for by, noun in RUNS_BY.items():
+                values[f"Run length of {RUNS_OF[ids]}, by {noun}"] = _listed(lengths[by])
         for name, value in values.items():
             rows.setdefault(name, [name]).append(value)
     return list(rows.values())

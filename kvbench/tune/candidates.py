@@ -165,13 +165,13 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         for cell, outcome in run.outcomes.items():
             times_us = outcome.times() if cell in kept and cell.backend not in NO_CHOICES - {COPIER} else {}
             if times_us:
-                choice, shape = choice_of(cell, plug_ins), SwapShape.of(cell)
+                choice, shape = choice_of(cell, plug_ins), SwapShape.of_cell(cell)
                 visits = arms.setdefault(shape, {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times_us.items()}
                 caller_us.setdefault(shape, {}).setdefault(choice, []).append(outcome.us("caller_us"))
     backends: dict[SwapShape, set[str]] = {}
     for cell in kept:
-        backends.setdefault(SwapShape.of(cell), set()).add(cell.backend)
+        backends.setdefault(SwapShape.of_cell(cell), set()).add(cell.backend)
     several = [shape for shape in sorted(arms) if len(backends[shape].difference(NO_CHOICES)) > 1]
     if not several:
         names = sorted({cell.backend for cell in kept} - {*NO_CHOICES})
@@ -196,7 +196,7 @@ def shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:
 
 def choice_of(cell: Cell, plug_ins: Collection[str]) -> Choice:
     """The choice that a cell measures, marked where its backend is of a plug-in."""
-    return replace(Choice.at(cell), plug_in=cell.backend in plug_ins)
+    return replace(Choice.of_cell(cell), plug_in=cell.backend in plug_ins)
 
 
 def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]], card: str) -> Measured:
@@ -243,7 +243,7 @@ def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
         for cell, visits in by_cell(run.visits).items():
             if cell.sequence == TRACE and cell.backend not in NO_CHOICES and run.outcomes[cell].medians:
                 replays = by_side.setdefault((cell.direction, cell.block_bytes), {})
-                _add_swaps(replays.setdefault(Choice.at(cell), {}), visits)
+                _add_swaps(replays.setdefault(Choice.of_cell(cell), {}), visits)
     parts: list[Measured] = []
     for (direction, block_bytes), replays in sorted(by_side.items()):
         if len({choice.backend for choice in replays}) > 1:

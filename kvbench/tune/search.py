@@ -146,7 +146,7 @@ class Search:
         self._cells: dict[SwapShape, dict[Choice, Cell]] = {}
         for cell in cells:
             if cell.stream_state is not StreamState.SUSTAINED or cell.blocks in counts:
-                self._cells.setdefault(SwapShape.of(cell), {})[Choice.at(cell)] = cell
+                self._cells.setdefault(SwapShape.of_cell(cell), {})[Choice.of_cell(cell)] = cell
         sizes = {shape.block_bytes for shape in self._cells}
         first = set(first_sizes) & sizes or sizes
         ends: set[SwapShape] = set()
@@ -267,7 +267,7 @@ def search_among(keep: Callable[[Choice], bool], spec: SweepSpec) -> Callable[[S
     sizes, counts = ((), ()) if spec.models else (_FIRST_SIZES, _SUSTAINED_COUNTS)
 
     def searching(cells: Sequence[Cell]) -> Search:
-        allowed = [cell for cell in cells if keep(Choice.at(cell))]
+        allowed = [cell for cell in cells if keep(Choice.of_cell(cell))]
         if not allowed:
             raise UsageError("nothing to choose from: no allowed backend runs on this machine")
         return Search(allowed, sizes, counts, spec.seed, lambda: time.monotonic() < ends_s)

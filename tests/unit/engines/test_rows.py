@@ -109,7 +109,7 @@ KIB = 1024
 def test_a_store_of_pages_names_every_row_of_the_list(regions: int, host: str) -> None:
     sides = {"pattern": Pattern.parse("tensors-6/runs-4"), "host_pattern": Pattern.parse(host)}
     cell = replace(Cell("sglang_store", Direction.D2H, 6 * 40, 256, pool_bytes=1 << 20), **sides)
-    pages = TokenPages.of(cell)
+    pages = TokenPages.of_cell(cell)
     assert pages == TokenPages(regions, 6 // regions, 4, 256)
     for layout in lay_out(replace(cell, reuse=Reuse.FRESH), 3, np.random.default_rng(1)):
         sources, destinations = (1 << 46) + 256 * layout.source_rows, (1 << 45) + 256 * layout.destination_rows
@@ -146,7 +146,7 @@ def test_other_swaps_than_stores_of_whole_pages_are_refused(
     sides = {"pattern": Pattern.parse(pattern), "host_pattern": Pattern.parse(host)}
     cell = replace(Cell("sglang_store", direction, 6 * 40, 256, sizes=sizes), **sides)
     with pytest.raises(KvbenchError, match="copies whole pages of the host, d2h: name pattern=tensors-T/runs-B"):
-        TokenPages.of(cell)
+        TokenPages.of_cell(cell)
 
 
 @pytest.mark.parametrize(("block_kib", "row_kib"), [(4, 4), (32, 32), (48, 24), (256, 32), (80, 20)])

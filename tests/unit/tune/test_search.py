@@ -55,7 +55,7 @@ def answers(visits: Made, fresh: Made | None = None) -> list[ShapeAnswer]:
     arms: dict[bool, dict[SwapShape, dict[Choice, dict[int, float]]]] = {False: {}, True: {}}
     for again, made in ((False, visits), (True, fresh or {})):
         for cell, times in made.items():
-            arms[again].setdefault(SwapShape.of(cell), {})[Choice.at(cell)] = times
+            arms[again].setdefault(SwapShape.of_cell(cell), {})[Choice.of_cell(cell)] = times
     shapes = [Measured(shape, of, of, arms[True].get(shape, {})) for shape, of in arms[False].items()]
     return answers_of(shapes)
 
@@ -78,8 +78,8 @@ def searched(
 def test_the_search_finds_what_the_full_grid_finds() -> None:
     full: dict[SwapShape, list[float]] = {}
     for cell in cells():
-        full.setdefault(SwapShape.of(cell), []).append(time_us(cell))
-    times = {(SwapShape.of(cell), Choice.at(cell)): time_us(cell) for cell in cells()}
+        full.setdefault(SwapShape.of_cell(cell), []).append(time_us(cell))
+    times = {(SwapShape.of_cell(cell), Choice.of_cell(cell)): time_us(cell) for cell in cells()}
     for shape, answer in searched(0)[0].items():
         assert times[shape, answer.choice] <= 1.05 * min(full[shape])
 
@@ -87,7 +87,7 @@ def test_the_search_finds_what_the_full_grid_finds() -> None:
 def test_batched_copies_stay_in_every_race() -> None:
     """The choice is told apart from them, which takes all their visits, however slow they are."""
     _, visits = searched(0)
-    finished = {SwapShape.of(cell) for cell, times in visits.items() if len(times) >= MIN_PAIRS}
+    finished = {SwapShape.of_cell(cell) for cell, times in visits.items() if len(times) >= MIN_PAIRS}
     assert len(finished) > len(COUNTS)
     assert all(len(times) >= MIN_PAIRS for cell, times in visits.items() if cell.backend == "batched")
 
@@ -111,7 +111,7 @@ def test_what_may_be_chosen_has_six_visits_and_nothing_has_too_many() -> None:
     found, visits = searched(0)
     for cell, times in visits.items():
         assert len(times) <= MOST_ROUNDS
-        if found[SwapShape.of(cell)].choice == Choice.at(cell):
+        if found[SwapShape.of_cell(cell)].choice == Choice.of_cell(cell):
             assert len(times) >= 6
 
 
