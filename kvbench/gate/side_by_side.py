@@ -29,9 +29,10 @@ from kvbench.ground.files import or_usage_error
 from kvbench.ground.text import counted, located, printable
 from kvbench.results import SCHEMA, Failure, Record, Run, RunInfo, RunWriter, Visit
 from kvbench.results.schema import PLUG_INS, machine_differences
-from kvbench.run.execution import Execution, Observer, Progress, ReportedFailures, ended_by
+from kvbench.run.execution import Execution, Observer, ReportedFailures, ended_by
 from kvbench.run.protocol import VERSION, InTurn, Opened
 from kvbench.run.runner import nothing_to_measure, run_info
+from kvbench.run.schedule import Progress
 from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.plan import Plan, PlannedVisit, asked_for, expand

@@ -58,7 +58,7 @@ MOST_KEPT: Final = 1 << 24
 # The code that shapes a measurement; outside of the wings: lengths of chains, defaults of sampling, the environment of
 # workers, repeats of visits.
 _WINGS: Final = ("backends", "cells", "engine", "engines", "measure")
-_FILES: Final = ("sweep/spec.py", "run/worker_process.py", "run/execution.py")
+_FILES: Final = ("sweep/spec.py", "run/worker_process.py", "run/execution.py", "run/schedule.py")
 
 
 class Worker:

@@ -25,9 +25,10 @@ from kvbench.machine.probes import identity, observe
 from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash
-from kvbench.run.execution import Execution, Observer, Progress, Schedule, SweepEnd
+from kvbench.run.execution import Execution, Observer, SweepEnd
 from kvbench.run.protocol import MeasureCeiling, Opened
 from kvbench.run.ranks import Rank, RankSlot
+from kvbench.run.schedule import Progress, Schedule
 from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.plan import Plan, asked_for, expand
 from kvbench.sweep.spec import SweepSpec

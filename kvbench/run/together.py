@@ -16,9 +16,10 @@ from kvbench.cells.installed import Installed
 from kvbench.ground.errors import UsageError
 from kvbench.ground.files import or_usage_error
 from kvbench.results import Failure, RunWriter, Visit
-from kvbench.run.execution import Execution, Observer, Progress, SweepEnd
+from kvbench.run.execution import Execution, Observer, SweepEnd
 from kvbench.run.protocol import START_ROWS, MeasureCells, Opened, Request, Start
 from kvbench.run.runner import fitting, planned, run_info
+from kvbench.run.schedule import Progress
 from kvbench.run.worker_process import Kind, NotAskedError, Stop, WorkerSlot
 from kvbench.sweep.plan import Plan, asked_for, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec

@@ -224,7 +224,7 @@ def test_what_shapes_a_measurement_is_read_for_the_hash(monkeypatch: pytest.Monk
     assert len(hashes) == 4
     wings = {str(file.relative_to(package)) for wing in ("backends", "cells", "engine", "engines", "measure")
              for file in (package / wing).rglob("*.py")}  # fmt: skip
-    assert read == wings | {"sweep/spec.py", "run/worker_process.py", "run/execution.py"}
+    assert read == wings | {"sweep/spec.py", "run/worker_process.py", "run/execution.py", "run/schedule.py"}
 
 
 COPIES = "CHECK_COPIES: Final = 4"

@@ -16,8 +16,9 @@ from kvbench.ground.errors import ExitCode
 from kvbench.results import RunWriter, load_run
 from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, RunStatus, Visit
-from kvbench.run.execution import MAX_REPEATS, VISITS_A_REPEAT, Execution, Observer, Progress, SweepEnd
+from kvbench.run.execution import Execution, Observer, SweepEnd
 from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
+from kvbench.run.schedule import MAX_REPEATS, VISITS_A_REPEAT, Progress
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
