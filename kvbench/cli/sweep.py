@@ -183,8 +183,7 @@ def _interrupt(number: int, _frame: object) -> None:
 def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonReporter") -> None:
     """Show the plan of a sweep; raises UsageError for one that could not run, or not be written to `out`."""
     from kvbench.results.rundir import check_new_run
-    from kvbench.run.runner import nothing_to_measure, preview
-    from kvbench.run.together import preview_together
+    from kvbench.run.runner import nothing_to_measure, preview, preview_together
 
     check_new_run(out or default_folder(spec.name))
     plan, opened = preview_together(spec) if len(spec.devices) > 1 else preview(spec)
@@ -195,9 +194,8 @@ def _preview(spec: SweepSpec, out: Path | None, reporter: "PlainReporter | JsonR
 
 def _start(spec: SweepSpec, out: Path | None, observer: "Observer") -> "list[SweepEnd]":
     """Run a new sweep on one device, on several devices at once, or as one of several ranks."""
-    from kvbench.run.ranks import rank_of
-    from kvbench.run.runner import start_sweep
-    from kvbench.run.together import start_together
+    from kvbench.run.rendezvous import rank_of
+    from kvbench.run.runner import start_sweep, start_together
 
     rank = rank_of(os.environ)
     folder, command = out or default_folder(spec.name), ["kvbench", *sys.argv[1:]]

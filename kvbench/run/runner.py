@@ -1,41 +1,42 @@
-"""Open what a sweep needs, preview it, run it, and resume an earlier run; and what doctor asks of other processes."""
+"""Open what a sweep needs, preview it, run it on one device or on several at once, and resume an earlier run."""
 
 import shlex
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from kvbench import __version__
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
+from kvbench.cells.facts import AUTO, COPIER, TRITON, BackendFacts, DeviceFacts
 from kvbench.cells.installed import installed
 from kvbench.cells.policy import NO_POLICY
 from kvbench.ground.errors import MismatchError, UsageError
-from kvbench.ground.files import commit
+from kvbench.ground.files import commit, or_usage_error
 from kvbench.ground.text import convert, quoted
-from kvbench.machine.doctor import EngineReport
-from kvbench.machine.probes import identity, observe
-from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.machine.probes import identity
+from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash
 from kvbench.run.execution import Execution, Observer, SweepEnd
-from kvbench.run.protocol import MeasureCeiling, Opened
-from kvbench.run.ranks import Rank, RankSlot
+from kvbench.run.protocol import START_ROWS, Opened, Start
+from kvbench.run.rendezvous import DeviceTurns, Rank, RankSlot, TurnSlot
 from kvbench.run.schedule import Progress, Schedule
-from kvbench.run.worker_process import Interpreter, WorkerSlot
-from kvbench.sweep.plan import Plan, asked_for, expand
-from kvbench.sweep.spec import SweepSpec
+from kvbench.run.worker_process import WorkerSlot
+from kvbench.sweep.plan import Plan, asked_for, expand, visits
+from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
 _MOST_FIELDS: Final = 4
 _LIBRARIES: Final = {"torch", "triton"}
 _OWN: Final = ("", "kvbench")  # the first for a backend that does not load
+# In the folder of a sweep on several devices: where their workers meet.
+_START_FILE: Final = ".start"
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -220,33 +221,103 @@ def identity_of(opened: Opened) -> dict[str, Scalar]:
     return fields | ({PLUG_INS: ", ".join(sorted(packages))} if packages else {})
 
 
-_CHECK_DEADLINE_S: Final = 180.0
-_LOAD_SAMPLES: Final = 40
-_SETTLE_S: Final = 0.3
+def preview_together(spec: SweepSpec) -> tuple[Plan, Opened]:
+    """Plan `spec` on its devices without measuring; return the plan they have in common, and the first device.
+
+    Raises KvbenchError.
+    """
+    with ExitStack() as stack:
+        _, opened = _open_all(spec, Path(), DeviceTurns(), stack)
+        _, plans = _plans_in_common(spec, opened)
+        return plans[0], opened[0]
 
 
-def inspect() -> EngineReport:
-    """The components that load and the devices that exist; a crash of the inspection is part of the report."""
-    command = Interpreter().command("-m", "kvbench.measure.inspection")
+def start_together(spec: SweepSpec, path: Path, command: Sequence[str], observer: Observer) -> list[SweepEnd]:
+    """Run `spec` on its devices, each into a run directory in `path`. Raises KvbenchError only before it starts."""
+    with ExitStack() as stack:
+        turns = DeviceTurns()
+        slots, opened = _open_all(spec, path, turns, stack)
+        spec, plans = _plans_in_common(spec, opened)
+        stack.enter_context(_start_file(path, len(slots)))
+        executions: list[Execution] = []
+        for index, (slot, each, plan) in enumerate(zip(slots, opened, plans, strict=True)):
+            name = f"cpu-{index}" if each.device.name == "cpu" else each.device.name.replace(":", "-")
+            writer = stack.enter_context(RunWriter.create(path / name, run_info(spec, each, command)))
+            shown = Observer() if executions else observer  # the others keep pace with the first
+            executions.append(Execution(spec, plan, each, writer, slot, shown, Progress()))
+        return _run_together(executions, path, turns)
+
+
+def _plans_in_common(spec: SweepSpec, opened: Sequence[Opened]) -> tuple[SweepSpec, list[Plan]]:
+    """Return `spec` on the opened devices, each cell on one and on all of them, and the plan of each.
+
+    The plans have the cells that all devices can run; raises UsageError where there is none.
+    """
+    names, axis = [each.device.name for each in opened], {"devices": ("1", str(len(opened)))}
+    groups = tuple({**axis, **group} for group in spec.groups)
+    spec = msgspec.structs.replace(spec, device=",".join(names), groups=groups)
+    plans = [planned(spec, each) for each in opened]
+    common = set(plans[0].cells).intersection(*(plan.cells for plan in plans))
+    if not common:
+        raise UsageError(f"nothing to measure: no cell can run on all of {', '.join(spec.devices)}")
+    return spec, [replace(plan, cells=tuple(cell for cell in plan.cells if cell in common)) for plan in plans]
+
+
+def _open_all(spec: SweepSpec, path: Path, turns: DeviceTurns, stack: ExitStack) -> tuple[list[TurnSlot], list[Opened]]:
+    """Open every device that `spec` names, or all GPUs; raises UsageError for a GPU that is named twice."""
+    for name, count in Counter(spec.devices).items():
+        if count > 1 and name != "cpu":
+            raise UsageError(f"--device {spec.device}: {name} is named {count} times; name each GPU once")
+    slots: list[TurnSlot] = []
+    opened: list[Opened] = []
+    backends = asked_for(spec)
+    for name in spec.devices:
+        start = Start(path=str(path.absolute() / _START_FILE), place=len(slots), number=0)
+        slot = stack.enter_context(closing(TurnSlot(spec.with_options(device=name), backends, turns, start)))
+        try:
+            opened.append(fitting(spec, slot.start()))
+        except UsageError:
+            if spec.device == EVERY_GPU and opened:
+                break
+            raise
+        turns.join(len(slots))
+        slots.append(slot)
+    return slots, opened
+
+
+def _run_together(executions: Sequence[Execution], path: Path, turns: DeviceTurns) -> list[SweepEnd]:
+    """Measure on all devices at once, in the order of the plan that they have in common."""
+    first = executions[0]
+    order: dict[tuple[int, str], int] = {}
+    for index, visit in enumerate(visits(first.plan, first.spec.sampling, first.spec.seed)):
+        order |= {(visit.round, cell.id): index for cell in visit.cells}
+    turns.order = order
+
+    def run(index: int) -> SweepEnd:
+        try:
+            return replace(executions[index].run(), folder=path)
+        finally:
+            turns.leave(index)
+
+    with ThreadPoolExecutor(len(executions)) as pool:
+        running = [pool.submit(run, index) for index in range(len(executions))]
+        try:
+            wait(running)
+        except KeyboardInterrupt as why:
+            turns.stop(str(why))
+        return [future.result() for future in running]
+
+
+@contextmanager
+def _start_file(path: Path, devices: int) -> Iterator[None]:
+    """Have the file there meanwhile at which the workers meet; the folder must be missing or empty."""
+    file = path / _START_FILE
+    with or_usage_error(f"{path} cannot be written"):
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UsageError(f"{path} is not empty; choose another folder")
+        file.write_bytes(bytes(8 * START_ROWS * devices))
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_CHECK_DEADLINE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return EngineReport(engine_error=f"no answer within {_CHECK_DEADLINE_S:g} s")
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return EngineReport(engine_error=f"the process ended with {done.returncode}: {''.join(last)}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=EngineReport)
-
-
-def observe_under_load(device: str) -> Mapping[str, Any]:
-    """Return `observe` of `device` while a worker copies over its link. Raises KvbenchError."""
-    with closing(WorkerSlot(SweepSpec(name="doctor", device=device))) as slot:
-        opened = slot.start()
-        slot.reserve(CEILING_BYTES[opened.device.kind])
-        request = MeasureCeiling(direction="h2d", round=0, samples=_LOAD_SAMPLES)
-        with ThreadPoolExecutor(1) as thread:
-            copying = thread.submit(slot.ask, request, Ceiling, _CHECK_DEADLINE_S)
-            wait((copying,), _SETTLE_S)
-            observed = observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
-        copying.result()
-        return observed
+        yield
+    finally:
+        file.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import pytest
 
 from kvbench.ground.errors import UsageError
 from kvbench.results import load_run
-from kvbench.run.ranks import Rank, rank_of
+from kvbench.run.rendezvous import Rank, rank_of
 from tests.command import BRIEF, interruptible, refused, succeeds, tiny
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}
@@ -61,7 +61,7 @@ def test_ranks_require_a_folder_and_an_address_to_meet(tmp_path: Path) -> None:
 ALONE = """
 import os, sys
 from torch import distributed
-from kvbench.run.ranks import Rank, RankSlot
+from kvbench.run.rendezvous import Rank, RankSlot
 from kvbench.run.worker_process import WorkerSlot
 from kvbench.sweep.spec import SweepSpec
 

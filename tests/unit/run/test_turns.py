@@ -10,7 +10,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.results import Failure
 from kvbench.run.protocol import MeasureCells, Start
-from kvbench.run.together import DeviceTurns, TurnSlot
+from kvbench.run.rendezvous import DeviceTurns, TurnSlot
 from kvbench.run.worker_process import NotAskedError, WorkerSlot
 from kvbench.sweep.spec import Sampling, SweepSpec
 
