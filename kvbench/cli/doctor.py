@@ -63,7 +63,7 @@ def doctor(
 
 def print_hosts(paths: Sequence[Path]) -> None:
     """Print a line for each host whose JSON is in a file, by what some stand out, and the files that hold none."""
-    from kvbench.report.fleet import HEADER, hosts_in, remarks, row
+    from kvbench.report.health import HOST_HEADER, host_remarks, host_row, hosts_in
 
     read, unread = [], []
     for path in paths:
@@ -75,8 +75,8 @@ def print_hosts(paths: Sequence[Path]) -> None:
     if not read:
         raise UsageError(unread[0])
     hosts = hosts_in(read)
-    print_rows([row(name, report) for name, report in hosts.items()], HEADER)
-    if lines := [*remarks(hosts), *unread]:
+    print_rows([host_row(name, report) for name, report in hosts.items()], HOST_HEADER)
+    if lines := [*host_remarks(hosts), *unread]:
         print_lines(["", *lines])
     if unread:
         sys.exit(ExitCode.USAGE)

@@ -1,13 +1,15 @@
-"""Whether a host is healthy: three figures, what was expected of each, and one sentence.
+"""Whether a host is healthy: three figures, what was expected of each, and one sentence; and many hosts side by side.
 
 Any run on a GPU has the figures: large copies, scattered small blocks, and up to which block size the CPU makes batched
 copies. What is expected comes from the link or from committed runs of such cards (`configs/cards.json`, written by
 `python -m reports.cards --write`); of a card without committed runs it is unknown, and said to be.
 """
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from statistics import median
 from typing import Final, Literal
 
@@ -16,12 +18,15 @@ import msgspec
 from kvbench.analysis.margins import HEALTHY
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
-from kvbench.cells.facts import BATCHED
+from kvbench.cells.facts import BATCHED, PER_BLOCK, SM
 from kvbench.cells.units import size_text
-from kvbench.ground.files import shipped_folder
+from kvbench.ground.errors import UsageError
+from kvbench.ground.files import read_as, read_capped, shipped_folder
+from kvbench.ground.text import convert, located, printable_tree
 from kvbench.machine.doctor import Check, Status
 from kvbench.report.faults import faults_of
 from kvbench.results import Run
+from kvbench.results.between_runs import LARGE_FROM_BYTES, kind_of, spread_between
 from kvbench.results.schema import Disturbance, EffectivePath, Roof
 from kvbench.sweep.spec import Sampling, SweepSpec
 
@@ -296,3 +301,81 @@ def _problems_text(problems: Sequence[Problem], figures: str) -> str:
 def _millions(blocks_per_s: float) -> str:
     millions = blocks_per_s / 1e6
     return f"{millions:.0f}" if millions >= 10 else f"{millions:.1f}" if math.isfinite(millions) else "?"
+
+
+_MOST_BYTES: Final = 1 << 20
+# The least that can tell which host stands out: of two that differ, neither does.
+LEAST_HOSTS: Final = 3
+# What a line has: the figure, its title, its unit, and whose swaps repeat from start to start as its copies do.
+_COPIES, _KERNELS = kind_of(PER_BLOCK, LARGE_FROM_BYTES), kind_of(SM, LARGE_FROM_BYTES)
+_FIGURES: Final = (
+    ("h2d_gbps", "h2d GB/s", 1e0, _COPIES),
+    ("d2h_gbps", "d2h GB/s", 1e0, _COPIES),
+    ("h2d_blocks_per_s", "h2d M/s", 1e6, _KERNELS),
+    ("d2h_blocks_per_s", "d2h M/s", 1e6, _KERNELS),
+)
+HOST_HEADER: Final = ("host", "healthy", *(title for _, title, _, _ in _FIGURES), "CPU up to")
+
+
+class HostReport(msgspec.Struct, frozen=True):
+    """What the doctor wrote for a GPU of a host; other fields are passed over."""
+
+    card: str
+    device: str
+    health: Health
+
+
+def hosts_in(paths: Sequence[Path]) -> dict[str, HostReport]:
+    """The reports in files, by the names of the files; raises UsageError for a file that is none."""
+    hosts: dict[str, HostReport] = {}
+    for path in paths:
+        with located(str(path)):
+            with read_as("JSON"):
+                plain = printable_tree(json.loads(read_capped(path, _MOST_BYTES)))
+            with located("not what kvbench doctor --measure --json writes"):
+                hosts[path.stem] = convert(plain, HostReport)
+    if len(hosts) < len(paths):
+        raise UsageError("two files have one name, which is that of the host: give each host a name of its own")
+    return hosts
+
+
+def host_row(name: str, report: HostReport) -> list[str]:
+    """The texts of a host's line, as in `HOST_HEADER`."""
+    reached = report.health.reached
+    figures = [_figure_text(reached, field, per) for field, _, per, _ in _FIGURES]
+    limit = None if reached is None else reached.cpu_up_to_bytes
+    return [name, report.health.answer, *figures, "" if limit is None else size_text(limit) if limit else "none"]
+
+
+def host_remarks(hosts: Mapping[str, HostReport]) -> list[str]:
+    """A line for everything by which a host stands out among those of its card, and for every problem."""
+    lines = []
+    for name, report in hosts.items():
+        others = [hosts[other] for other in hosts if other != name and hosts[other].card == report.card]
+        if len(others) + 1 >= LEAST_HOSTS:
+            lines += [f"{name}: {text}" for text in _apart(report, others)]
+        lines += [f"{name}: {problem.text}" for problem in report.health.problems]
+    return lines
+
+
+def _apart(report: HostReport, others: Sequence[HostReport]) -> list[str]:
+    """The figures of a host that differ from the others' by more than two starts on one host do."""
+    texts = []
+    for field, title, _, kind in _FIGURES:
+        figures = [getattr(other.health.reached, field, None) for other in others]
+        values = [figure for figure in figures if figure is not None]
+        value = getattr(report.health.reached, field, None)
+        spread = spread_between(report.card, kind).fraction
+        if value is None or not values or not median(values) > 0:
+            continue
+        change = value / median(values) - 1
+        if abs(change) > spread:
+            side = "below" if change < 0 else "above"
+            starts = f"two starts differ by up to {spread:.1%}"
+            texts.append(f"{title} lies {abs(change):.1%} {side} the others' ({starts})")
+    return texts
+
+
+def _figure_text(reached: Reached | None, field: str, per: float) -> str:
+    value = getattr(reached, field, None)
+    return "" if value is None else f"{value / per:.1f}"

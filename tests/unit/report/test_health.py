@@ -13,7 +13,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
 from kvbench.ground.errors import UsageError
 from kvbench.machine.doctor import Check, Status
-from kvbench.report.fleet import hosts_in, remarks, row
+from kvbench.report import health
 from kvbench.report.health import SPEC, Health, cards, health_of, link_gbps, reached_by, unmeasured_health
 from kvbench.results import Ceiling, Record, Run
 from kvbench.results.between_runs import spread_between
@@ -171,23 +171,23 @@ def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> Non
     spread = spread_between(CARD, "per_block, from 8 MiB").fraction
     rates = {"a": 55.0, "b": 55.0, "c": 55.0 * (1 + spread / 2), "d": 55.0 * (1 - 2 * spread)}
     paths = [written(hosts, name, made(runs, copies=rate)) for name, rate in rates.items()]
-    read = hosts_in(paths)
-    assert row("a", read["a"]) == ["a", "yes", "55.0", "55.0", "28.0", "28.0", "24 KiB"]
-    lines = remarks(read)
+    read = health.hosts_in(paths)
+    assert health.host_row("a", read["a"]) == ["a", "yes", "55.0", "55.0", "28.0", "28.0", "24 KiB"]
+    lines = health.host_remarks(read)
     assert [line.partition(" lies")[0] for line in lines] == ["d: h2d GB/s", "d: d2h GB/s"]
     assert f"{2 * spread:.1%} below the others'" in lines[0]
-    assert not remarks({name: read[name] for name in ("a", "d")})  # of two, neither stands out
+    assert not health.host_remarks({name: read[name] for name in ("a", "d")})  # of two, neither stands out
     with pytest.raises(UsageError, match="two files have one name, which is that of the host"):
-        hosts_in([paths[0], written(runs, "a", made(runs))])
-    other = hosts_in([*paths[:3], written(hosts, "e", made(runs, copies=40.0), card="another")])
-    assert [line.partition(":")[0] for line in remarks(other)] == ["e"] * len(remarks(other))
-    assert "lies" not in "".join(remarks(other))
+        health.hosts_in([paths[0], written(runs, "a", made(runs))])
+    other = health.hosts_in([*paths[:3], written(hosts, "e", made(runs, copies=40.0), card="another")])
+    assert all(line.startswith("e:") and "lies" not in line for line in health.host_remarks(other))
     shown = CliRunner().invoke(app, ["show", *map(str, paths)])
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()[:5]] == ["host", "a", "b", "c", "d"]
     (hosts / "f.json").touch()
     partly = CliRunner().invoke(app, ["show", *map(str, paths), str(hosts / "f.json")])
-    assert (partly.exit_code, partly.stdout.startswith(shown.stdout), "f.json:" in partly.stdout) == (2, True, True)
+    assert (partly.exit_code, partly.stdout.startswith(shown.stdout)) == (2, True)
+    assert "f.json:" in partly.stdout.replace("\n", "")  # a long path is wrapped
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"card": 3}', '{"card": "x", "device": "cuda:0"}', "\x00"])
@@ -195,7 +195,7 @@ def test_a_file_that_is_not_of_the_doctor_is_refused_by_name(tmp_path: Path, tex
     path = tmp_path / "host.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"host\.json: ") as caught:
-        hosts_in([path])
+        health.hosts_in([path])
     assert str(caught.value).isprintable()
 
 
