@@ -24,7 +24,7 @@ AXES = {
     "overlap": st.sampled_from(["on", "off"]),
     "pace": st.sampled_from(["46GB/s", "0.5GB/s"]),
 }
-choices = st.builds(Choice.of, backends, st.fixed_dictionaries({}, optional=AXES))
+choices = st.builds(Choice.with_axes, backends, st.fixed_dictionaries({}, optional=AXES))
 axis_values = st.lists(st.integers(1, 10**8), min_size=1, max_size=5, unique=True).map(
     lambda numbers: tuple(sorted(numbers))
 )
