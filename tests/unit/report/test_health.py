@@ -187,7 +187,7 @@ def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> Non
     (hosts / "f.json").touch()
     partly = CliRunner().invoke(app, ["show", *map(str, paths), str(hosts / "f.json")])
     assert (partly.exit_code, partly.stdout.startswith(shown.stdout)) == (2, True)
-    assert "f.json:" in partly.stdout.replace("\n", "")  # a long path is wrapped
+    assert "f.json:" in "".join(partly.stdout.split())  # a long path is wrapped
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"card": 3}', '{"card": "x", "device": "cuda:0"}', "\x00"])
