@@ -9,9 +9,9 @@ from kvbench.cells.installed import installed
 from kvbench.engine.device import Device, Stream, TimedRegion, open_device
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
+from kvbench.measure.pools import Pools
 from kvbench.measure.samples import Arms, SetUp, set_up
 from kvbench.measure.visit import visit
-from kvbench.measure.workload import Pools
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling

@@ -10,7 +10,7 @@ from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Stream, SwapMemory, TimedRegion
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu, Threads
 from kvbench.measure.neighbour import JoinedNeighbour, LayeredStep, Meeting, RunningNeighbour, open_neighbour
-from kvbench.measure.workload import Pools
+from kvbench.measure.pools import Pools
 from kvbench.models.steps import USUAL, StepSizes
 
 

@@ -40,11 +40,12 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.layout import Layout
 from kvbench.measure.neighbour import Meeting
+from kvbench.measure.pools import Pools
 from kvbench.measure.replay import Placed, place, set_up_replay
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
 from kvbench.measure.samples import Arms, SetUp, lay_out_arms, set_up
 from kvbench.measure.visit import visit
-from kvbench.measure.workload import Pools, VerificationError
+from kvbench.measure.workload import VerificationError
 from kvbench.models.steps import USUAL
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol

@@ -21,7 +21,8 @@ from kvbench.cells.pattern import AS_PATTERN, Pattern
 from kvbench.engine.device import DIRECTIONS, Device, MemoryKind, Stream, SwapMemory, open_device, per_block
 from kvbench.measure import workload as module
 from kvbench.measure.layout import lay_out
-from kvbench.measure.workload import EDGE_BYTES, Pool, Pools, Spots, VerificationError, Workload
+from kvbench.measure.pools import Pool, Pools, Spots
+from kvbench.measure.workload import EDGE_BYTES, VerificationError, Workload
 
 POOL_BYTES = 1 << 20
 # Of the GPU, and of the host where it has another one.
@@ -165,7 +166,7 @@ def test_a_pool_is_made_of_its_memory_and_its_slots_are_registered_while_it_last
     calls, device = mock.Mock(), mock.Mock(driver="driver")
     calls.Buffer.return_value = mock.Mock(address=at, size_bytes=9 << 13)
     for name in ("Buffer", "register_pages", "unregister_pages"):
-        monkeypatch.setattr(module, name, getattr(calls, name))
+        monkeypatch.setattr(f"kvbench.measure.pools.{name}", getattr(calls, name))
     pool = Pool(device, 20 << 10, 1, memory)
     kind = "mapped" if slots else (memory or "device").replace("-", "_").lower()
     places = [at + slot * (24 << 10) for slot in range(slots)]
