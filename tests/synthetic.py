@@ -151,6 +151,11 @@ def rounds(
     return [visit for number in range(6) for visit in visits(every_cell, rate, count=count, round_=number, **options)]
 
 
+def timed(cells: Iterable[Cell], us: Callable[[Cell, int], float], noise: float = 0.0, count: int = 3) -> list[Visit]:
+    """Return as many visits of every cell as a verdict needs, each of the time for its number."""
+    return [visit(cell, us(cell, number), count, noise, number) for cell in cells for number in range(6)]
+
+
 def ceilings() -> list[Ceiling]:
     size, us = 1 << 30, [(1 << 30) / CEILING_GBPS / 1e3] * 3
     return [Ceiling(direction=way, round=0, swap_bytes=size, event_us=us) for way in ("h2d", "d2h")]

@@ -356,8 +356,7 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
     cells = [Cell("batched", Direction.H2D, blocks, 4096) for blocks in range(1, 11)]
 
     def visits(slower: float, disturbed: int) -> list[Visit]:
-        made = [synthetic.visit(cell, 100.0 * (slower if cell.blocks >= 9 else 1.0), noise=0.0, round_=number)
-                for cell in cells for number in range(6)]  # fmt: skip
+        made = synthetic.timed(cells, lambda cell, _: 100.0 * (slower if cell.blocks >= 9 else 1.0))
         slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in made[:disturbed]]
         return [*slow, *made[disturbed:]]
 
@@ -383,10 +382,6 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
 def test_the_first_page_says_how_many_wide_intervals_are_of_visits_that_differ(tmp_path: Path, noise: float) -> None:
     """As where a process has one of two speeds: more samples a visit would not make the interval narrower."""
     cells = [Cell("batched", Direction.H2D, blocks, 4096) for blocks in (1, 2, 3)]
-    visits = [
-        synthetic.visit(cell, 100.0 * (1 + (number % 2) * (cell.blocks > 1)), noise=noise, round_=number)
-        for cell in cells
-        for number in range(6)
-    ]
+    visits = synthetic.timed(cells, lambda cell, number: 100.0 * (1 + (number % 2) * (cell.blocks > 1)), noise, 30)
     lines = [line for line in lines_of(report_of([made_run(tmp_path, visits)]).headline) if "wide" in line]
     assert lines == ([] if noise else ["2 of 2 wide intervals: visits differ, samples agree"])

@@ -142,7 +142,7 @@ def by_engine(
     shape = (backend, Direction.H2D, blocks, 16 * KIB)
     placed = {"reuse": Reuse.FRESH, "pool_bytes": GIB, "pattern": sides[0], "host_pattern": sides[1]}
     cell = Cell(*shape, order=order, sms=sms, **placed)
-    return [synthetic.visit(cell, swap_us * (1 + drift) ** number, noise=1e-6, round_=number) for number in range(6)]
+    return synthetic.timed([cell], lambda _, number: swap_us * (1 + drift) ** number, noise=1e-6)
 
 
 VLLM_VISITS = [
@@ -464,9 +464,8 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
         return cell.swap_bytes / rate(cell) / 1e3 * (1 + noise * (number % 2) * (cell.blocks == 10_000))
 
     cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
-    visits = [synthetic.visit(cell, us(cell, number), 3, 0.0, number) for cell in cells for number in range(6)]
-    visits = [visit for visit in visits if visit.cell.blocks < 10_000 or visit.cell.block_bytes <= 28 * KIB]
-    report = made_report(tmp_path, visits)
+    measured = [cell for cell in cells if cell.blocks < 10_000 or cell.block_bytes <= 28 * KIB]
+    report = made_report(tmp_path, synthetic.timed(measured, us))
     (jump, numbers, published) = highlights_of(report, "cliff")
     (chart,) = part_of(report, "cliff").charts
     assert plain(chart.text.footer).endswith(" Up to 28 KiB: N = 10 000")
@@ -662,19 +661,14 @@ def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_perce
     tmp_path: Path, spread: float, text: str
 ) -> None:
     cells = [replace(Cell("batched", Direction.H2D, 64, 4 * KIB), order=order) for order in Order]
-    visits = [
-        synthetic.visit(cell, 100.0 * (1 + spread * (number % 2)), count=3, noise=0.0, round_=number)
-        for cell in cells
-        for number in range(6)
-    ]
+    visits = synthetic.timed(cells, lambda _, number: 100.0 * (1 + spread * (number % 2)))
     (row,) = part_of(made_report(tmp_path, visits), "order").tables[0].rows
     assert plain(row[3]) == text
 
 
 def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[Visit]:
-    made = [synthetic.visit(cell, us, count=3, noise=0.0, round_=number) for number in range(6)]
     times = {"event_us": [us] * 3, "wall_us": [chain_us] * 3, "caller_us": [caller_us] * 3, "chain_us": [chain_us] * 3}
-    return [synthetic.with_samples(one, times) for one in made]
+    return [synthetic.with_samples(one, times) for one in synthetic.timed([cell], lambda *_: us)]
 
 
 @pytest.mark.parametrize(
@@ -727,13 +721,12 @@ def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path)
     cells = [
         cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
     ]
-    visits = [
-        synthetic.visit(cell, 100.0 * (1 + spread * (number % 2)), count=3, noise=0.0, round_=number)
-        for cell in cells
-        for spread in [0.2 if cell.blocks == 64 and cell.order is Order.ANY else 0.01 * (cell.order is Order.ANY)]
-        for number in range(6)
-    ]
-    notes = lines_of(part_of(made_report(tmp_path, visits), "order").tables[0].notes)
+
+    def us(cell: Cell, number: int) -> float:
+        spread = 0.2 if cell.blocks == 64 else 0.01
+        return 100.0 * (1 + spread * (number % 2) * (cell.order is Order.ANY))
+
+    notes = lines_of(part_of(made_report(tmp_path, synthetic.timed(cells, us)), "order").tables[0].notes)
     assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
@@ -978,15 +971,10 @@ def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path)
 
 def test_the_swap_of_the_pull_request_is_held_against_its_figures(tmp_path: Path) -> None:
     """By the kernel as it is shipped, not by the SM count that is fastest here."""
-    cells = [("batched", 10.0, None), ("vllm_batch", 2.5, None), ("vllm_triton", 16.0, None), ("vllm_triton", 32.0, 32)]
-    visits = [
-        synthetic.visit(cell, cell.swap_bytes / gbps / 1e3, 3, 1e-6, number)
-        for backend, gbps, sms in cells
-        for cell in [
-            Cell(backend, Direction.H2D, 10_000, 4 * KIB, order=Order.ANY if "batch" in backend else None, sms=sms)
-        ]
-        for number in range(6)
-    ]
+    shape, rates = (Direction.H2D, 10_000, 4 * KIB), {"batched": 10.0, "vllm_batch": 2.5, "vllm_triton": 16.0}
+    cells = [Cell(backend, *shape, order=Order.ANY) for backend in ("batched", "vllm_batch")]
+    cells += [Cell("vllm_triton", *shape, sms=sms) for sms in (None, 32)]
+    visits = of(cells, lambda cell: 32.0 if cell.sms else rates[cell.backend], noise=1e-6)
     part = part_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
     says = "vllm_batch moves 2.50 GB/s, vllm_triton moves 16.0 GB/s; in vLLM #42212 3.8, and 18 to 19."
     assert f"10000 x 4 KiB h2d idle: {says}" in lines_of(part.findings)

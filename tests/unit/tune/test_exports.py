@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.backends import base
 from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
@@ -17,7 +16,6 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.installed import engines
 from kvbench.cli import doctor
-from kvbench.cli.main import app
 from kvbench.engine import nvrtc
 from kvbench.ground.errors import UsageError
 from kvbench.results import Record, Run
@@ -27,7 +25,7 @@ from kvbench.tune.search import engine_sweep
 from kvbench.tune.text import state_table
 from tests import synthetic
 from tests.answers import advice_of
-from tests.command import output
+from tests.command import output, refused
 
 KIB = 1024
 SIZES = tuple(kib * KIB for kib in (4, 16, 24, 64))
@@ -245,10 +243,11 @@ def test_an_engines_settings_choose_among_its_own_backends(name: str) -> None:
     assert str(defaults[0]) in {*chain(*ladders)}, "the engine's own count is compared"
 
 
-def test_an_engine_is_refused_without_a_driver_before_a_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_is_refused_without_a_driver_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(base, "facts_of", mock.Mock(return_value=VLLM))  # as if its package were installed
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 0)
     monkeypatch.setattr(doctor, "inspect", mock.Mock(side_effect=AssertionError))
-    error = CliRunner().invoke(app, ["tune", "engine", "vllm"]).exception
-    assert isinstance(error, UsageError)
-    assert str(error) == "engine vllm: its code needs a GPU, and this machine shows none; see kvbench doctor"
+    why = "engine vllm: its code needs a GPU, and this machine shows none; see kvbench doctor"
+    assert refused("tune", "engine", "vllm", cwd=tmp_path) == why

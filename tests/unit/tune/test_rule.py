@@ -9,15 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
-from kvbench.cli.main import app
-from kvbench.ground.errors import UsageError
 from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run
@@ -31,7 +28,7 @@ from kvbench.tune.table import rows_of
 from kvbench.tune.text import state_table
 from tests import synthetic
 from tests.answers import advice_of, summary
-from tests.command import output
+from tests.command import output, refused
 from tests.unit.tune.test_exports import VLLM
 
 KIB = 1024
@@ -145,11 +142,7 @@ def test_batched_copies_are_the_answer_where_nothing_is_told_apart_from_them(tmp
     def doubtful(cell: Cell, number: int) -> float:
         return (1.3 if number % 2 else 0.9) if cell.backend == "sm" else 1.0
 
-    visits = [
-        synthetic.visit(cell, cell.swap_bytes / 20e3 / doubtful(cell, number), round_=number)
-        for number in range(6)
-        for cell in cells()
-    ]
+    visits = synthetic.timed(cells(), lambda cell, number: cell.swap_bytes / 20e3 / doubtful(cell, number), 0.02)
     noisy = synthetic.loaded(tmp_path / "noisy", [*synthetic.ceilings(), *visits])
     assert {text for text, _ in texts(advice_of([noisy]).alone.rule)} == {"batched order=any"}
     assert any(line.startswith("No method is told apart from batched: h2d idle.") for line in summary([noisy]))
@@ -386,9 +379,7 @@ def test_a_store_that_is_not_the_default_of_its_engine_is_named(tmp_path: Path) 
     ],
 )
 def test_bad_input_is_one_clear_line(tmp_path: Path, options: list[str], message: str) -> None:
-    error = CliRunner().invoke(app, ["show", str(run_of(tmp_path, crossing).path), *options]).exception
-    assert isinstance(error, UsageError)
-    assert str(error).startswith(message)
+    assert refused("show", run_of(tmp_path, crossing).path, *options, cwd=tmp_path).startswith(message)
 
 
 def test_a_gain_over_an_engine_is_of_the_run_that_measured_both(tmp_path: Path) -> None:
@@ -434,7 +425,7 @@ def test_a_policy_has_the_ceiling_of_which_a_pace_is_a_share(tmp_path: Path) -> 
 
 def test_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
-    assert CliRunner().invoke(app, ["report", str(run.path)]).exit_code == 0
+    output("report", run.path)
     page = (run.path / "report" / "report.md").read_text().replace("**", "").replace("\N{NO-BREAK SPACE}", " ")
     shown = output("show", run.path)
     assert all(cell in page and cell in shown for row in rows_of(advice_of([run]).answers) for cell in row)
@@ -552,7 +543,7 @@ def test_methods_that_took_turns_share_what_moves_the_machine(tmp_path: Path) ->
     """A machine that moves by a half within each visit hides 8% between visits, and nothing between methods in turn."""
     shape = (Direction.H2D, 256, 4 * KIB)
     arms = {Cell("sm", *shape, sms=sms): us for sms, us in ((2, 108.0), (4, 100.0))}
-    others = [synthetic.visit(Cell("batched", *shape), 500.0, round_=number) for number in range(6)]
+    others = synthetic.timed([Cell("batched", *shape)], lambda *_: 500.0)
     choices = []
     for group in (None, "sms"):
         visits = list(others)
@@ -593,14 +584,9 @@ def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) ->
     shape = (Direction.H2D, 256, 4 * KIB)
 
     def answer(other: Cell, name: str, us: float = 98.0) -> ShapeAnswer:
-        records = [
-            synthetic.visit(cell, us * (1 + 0.1 * (number % 3)), noise=0.0, round_=number)
-            for number in range(6)
-            for cell, us in ((Cell("batched", *shape), 500.0), (Cell("sm", *shape, sms=2), 100.0))
-        ]
-        records += [
-            synthetic.visit(other, us * (1 + 0.1 * (-number % 3)), noise=0.0, round_=number) for number in range(6)
-        ]
+        times = {Cell("batched", *shape): 500.0, Cell("sm", *shape, sms=2): 100.0}
+        records = synthetic.timed(times, lambda cell, number: times[cell] * (1 + 0.1 * (number % 3)))
+        records += synthetic.timed([other], lambda _, number: us * (1 + 0.1 * (-number % 3)))
         (made,) = answers_of(shapes_of([synthetic.loaded(tmp_path / name, records)], lambda _: True))
         assert made.choice == Choice("sm", (("sms", "2"),))
         assert made.open

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour, Priority, Reuse, Situation
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
-from kvbench.cli.main import app
 from kvbench.ground.errors import UsageError
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
@@ -24,7 +22,7 @@ from kvbench.tune.situations import Answer, Question
 from kvbench.tune.table import others_of, rows_of
 from tests import synthetic
 from tests.answers import advice_of
-from tests.command import output
+from tests.command import output, refused
 from tests.docs.schemas import misfits
 from tests.reports import part_of
 
@@ -84,6 +82,11 @@ def answer(advice: Advice, situation: Situation, direction: Direction = D2H) -> 
     return found
 
 
+def used(made: Answer) -> str:
+    assert made.use is not None
+    return str(made.use.choice)
+
+
 @pytest.mark.parametrize(
     ("question", "choice"),
     [
@@ -97,8 +100,7 @@ def test_beside_a_step_the_least_per_gb_is_taken_of_what_moves_enough(
     tmp_path: Path, question: Question, choice: str
 ) -> None:
     made = answer(advice_of([stores(tmp_path)], question), DECODE)
-    assert made.use is not None
-    assert str(made.use.choice) == choice
+    assert used(made) == choice
     assert {method.choice.backend for method in made.methods} == {"batched", "sm"}
 
 
@@ -131,8 +133,7 @@ def test_of_what_the_visits_do_not_tell_apart_the_fastest_is_taken(
     ]
     run = run_of(tmp_path, *visits)
     made = answer(advice_of([run]), DECODE)
-    assert made.use is not None
-    assert str(made.use.choice) == f"sm sms={choice}"
+    assert used(made) == f"sm sms={choice}"
     assert [str(one) for one in made.not_told_apart] == [f"sm sms={other}"]
     (others,) = others_of(advice_of([run]))
     fastest = "sm (4 SMs), 43 GB/s, 2.10x, 1.56 ms"
@@ -147,8 +148,7 @@ def test_what_needs_another_layout_competes_with_nothing_and_is_named(tmp_path: 
     visits = [beside(in_engine(cell, Neighbour.DECODE), *of) for cell, of in (STORES | others).items()]
     run = run_of(tmp_path, *visits)
     made = answer(advice_of([run]), DECODE)
-    assert made.use is not None
-    assert str(made.use.choice) == "sm sms=2"
+    assert used(made) == "sm sms=2"
     text = " ".join(output("show", run.path).split())
     assert "d2h beside decode in other layouts: staged (2 SMs) in runs-256 on the host, 36 GB/s, 1.00x, " in text
     assert "0.03 + 0.10 ms/GB; merged in runs-16, 30 GB/s, 1.05x, 1.59 + 3.00 ms/GB" in text
@@ -163,8 +163,7 @@ def test_what_starts_set_apart_is_undecided(tmp_path: Path) -> None:
         beside(in_engine(sm(4), Neighbour.DECODE), 1.25, 43.0, 0.3, lucky),
     ]
     made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
-    assert made.use is not None
-    assert str(made.use.choice) == "sm sms=2"
+    assert used(made) == "sm sms=2"
     assert [str(choice) for choice in made.undecided] == ["sm sms=4"]
 
 
@@ -175,8 +174,7 @@ def test_methods_that_no_round_has_both_of_are_undecided(tmp_path: Path) -> None
         for number, part in enumerate(parts)
     ]
     made = answer(advice_of(runs), DECODE)
-    assert made.use is not None
-    assert str(made.use.choice) == "sm sms=2"
+    assert used(made) == "sm sms=2"
     assert {str(choice) for choice in made.undecided} == {"sm sms=4", "batched"}
 
 
@@ -194,8 +192,7 @@ def test_where_no_method_moves_enough_or_keeps_the_limit_the_row_says_so(tmp_pat
     other = answer(advice_of([run], Question(limits={PREFILL: 0.001})), DECODE)
     assert other.use is not None, "a limit is for one situation"
     kept = answer(advice_of([run], Question(limits={DECODE: 0.05})), DECODE)
-    assert kept.use is not None
-    assert str(kept.use.choice) == "sm sms=2"
+    assert used(kept) == "sm sms=2"
 
 
 def test_runs_of_two_machines_are_refused(tmp_path: Path) -> None:
@@ -325,9 +322,7 @@ def test_no_cell_is_cut_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest
     ],
 )
 def test_a_question_that_makes_no_sense_is_one_line(tmp_path: Path, options: list[str], message: str) -> None:
-    error = CliRunner().invoke(app, ["show", str(stores(tmp_path).path), *options]).exception
-    assert isinstance(error, UsageError)
-    assert str(error).startswith(message)
+    assert refused("show", stores(tmp_path).path, *options, cwd=tmp_path).startswith(message)
 
 
 def test_a_model_is_told_what_its_loads_and_stores_take_of_a_step(tmp_path: Path) -> None:
