@@ -42,7 +42,8 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
     except UsageError as none:
         if not beside:
             raise
-        if tried(runs):
+        # Runs with another question, such as how deep a queue is, swap by one method too, but blocks of other sizes.
+        if any(cell.block_bytes == question.block_bytes for cell in tried(runs)):
             no_rule = str(none).partition(";")[0]
     # Runs without any cell have no origin; they were refused above.
     origin = origin_of(runs)

@@ -208,6 +208,10 @@ def test_a_situation_is_answered_by_its_own_run_alone(tmp_path: Path) -> None:
     advice = advice_of([run])
     assert answer(advice, Situation.ALONE).none == "not measured: kvbench sweep engine"
     assert answer(advice, PREFILL).none == "not measured: kvbench sweep beside"
+    # Runs with another question swap by one method too, at sizes of their own.
+    for size, none in ((64 * KIB, "not measured: kvbench sweep engine"), (16 * KIB, "batched alone was measured")):
+        run = stores(tmp_path / str(size), alone=[replace(COPIES, block_bytes=size)])
+        assert (answer(advice_of([run]), Situation.ALONE).none or "").endswith(none)
     assert [row[:2] for row in rows_of(advice.answers)] == [["d2h", "nothing"], ["d2h", "decode"], ["d2h", "prefill"]]
     of_prefill = advice_of([stores(tmp_path / "prefill", Neighbour.PREFILL)])
     assert answer(of_prefill, PREFILL).use is not None
