@@ -21,7 +21,19 @@ from kvbench.cells.facts import BATCHED
 from kvbench.cells.units import KIB, two_digits
 from kvbench.ground.text import range_text
 from kvbench.report import model
-from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
+from kvbench.report.model import (
+    Chart,
+    Code,
+    DataTable,
+    LinePlot,
+    Part,
+    PartOrReason,
+    PlotAxis,
+    PlotLine,
+    PlotPanel,
+    Span,
+    Text,
+)
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, is_wide, noun, with_interval
 from kvbench.report.tables import (
     Band,
@@ -63,12 +75,15 @@ _METHOD_AXES: Final = [
 class Slowed:
     """A method of swapping beside a step, with its settings but for the SM count and the pace, and what it costs.
 
-    `longest` is the same cell in the run of the machine that measured it for the most iterations, which has its tail.
+    `run` measured it. `longest` is the same cell in the run of the machine that measured it for the most iterations,
+    which has its tail: that of `longest_run`.
     """
 
     outcome: Outcome
     settings: str
+    run: View
     longest: Outcome
+    longest_run: View
 
     @property
     def cell(self) -> Cell:
@@ -194,12 +209,13 @@ def make(view: View) -> PartOrReason:
     if not runs:
         return "it needs swaps that were measured beside a step"
     main = max(runs, key=lambda run: (run.run.info.spec.get("name") == "beside", len(tried_by[run.label])))
-    tried = tried_by[main.label]
-    by_cell = grouped(chain.from_iterable(tried_by[run.label] for run in runs), lambda outcome: outcome.cell)
-    longest = {cell: max(outcomes, key=lambda outcome: outcome.iterations) for cell, outcomes in by_cell.items()}
-    cells_of_main = {outcome.cell for outcome in tried}
-    others = [outcomes[-1] for cell, outcomes in by_cell.items() if cell not in cells_of_main]
-    return partial(_part, main, _methods([*tried, *others], longest))
+    tried = [(run, outcome) for run in runs for outcome in tried_by[run.label]]
+    by_cell = grouped(tried, lambda entry: entry[1].cell)
+    longest = {cell: max(entries, key=lambda entry: entry[1].iterations) for cell, entries in by_cell.items()}
+    of_main = [(main, outcome) for outcome in tried_by[main.label]]
+    cells_of_main = {outcome.cell for _, outcome in of_main}
+    others = [entries[-1] for cell, entries in by_cell.items() if cell not in cells_of_main]
+    return partial(_part, main, _methods([*of_main, *others], longest))
 
 
 def _tried(view: View) -> list[Outcome]:
@@ -210,21 +226,23 @@ def _tried(view: View) -> list[Outcome]:
     ]
 
 
-def _methods(outcomes: Sequence[Outcome], longest: Mapping[Cell, Outcome]) -> list[Slowed]:
+def _methods(tried: Sequence[tuple[View, Outcome]], longest: Mapping[Cell, tuple[View, Outcome]]) -> list[Slowed]:
     """Name the methods: a backend with its values on the axes where it differs from most cells of its direction.
 
     An axis that not every backend has tells only cells of one backend apart.
     """
+    outcomes = [outcome for _, outcome in tried]
     usual = {}
     for name in _METHOD_AXES:
         for key, alike in grouped(outcomes, partial(_alike, name)).items():
             usual[name, key] = mode(outcome.cell.text(name) for outcome in alike)
     methods = []
-    for outcome in outcomes:
+    for run, outcome in tried:
         cell = outcome.cell
         differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _alike(name, outcome)]]
         settings = comma_separated(*(axis_text(cell, name) for name in differing))
-        methods.append(Slowed(outcome, settings, longest[cell]))
+        longest_run, longest_outcome = longest[cell]
+        methods.append(Slowed(outcome, settings, run, longest_outcome, longest_run))
     return methods
 
 
@@ -286,7 +304,23 @@ def _table(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) ->
         body.append([*line, *chain.from_iterable(_costs(by_step.get(step), step) for step in steps)])
     title = f"Beside a step: swaps of {bytes_size(order[0].cell.block_bytes)} blocks, and what a GB costs"
     clock = (_CLOCK, _READBACK) if Neighbour.DECODE in steps else _CLOCK
-    return measured_table(view, [method.outcome for method in methods], clock, title, header, body, left=2)
+    notes = _other_runs(view, methods)
+    return measured_table(view, [method.outcome for method in methods], clock, title, header, body, notes, left=2)
+
+
+def _other_runs(view: View, methods: Iterable[Slowed], *, has_tail: bool = False) -> list[Text]:
+    """The runs but that of the table which measured some of its lines, or the tail of some, and of which."""
+    parts_by_run: dict[str, dict[str, None]] = {}
+    commands: dict[str, tuple[Span, ...]] = {}
+    for method in methods:
+        parts = [(method.run, name_of(method.outcome))]
+        if has_tail and method.longest_run is not method.run:
+            parts.append((method.longest_run, f"p{max(_LEAST_TIMES)}"))
+        for run, part in parts:
+            if run is not view:
+                parts_by_run.setdefault(run.label, {})[part] = None
+                commands[run.label] = (Code(run.command), run.commit)
+    return [(f"{', '.join(parts)}: ", *commands[label]) for label, parts in parts_by_run.items()]
 
 
 def _costs(slowed: Slowed | None, step: Neighbour) -> list[str]:
@@ -364,7 +398,8 @@ def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
     outcomes = [method.outcome for method in tried]
     outcomes = [*filter(is_measured, outcomes)] or outcomes
     bold = "no other of its block size moves as much and slows the step less"
-    return measured_table(view, outcomes, _DETAILS, title, header, body, left=2, bold=bold)
+    notes = _other_runs(view, tried, has_tail=max(_LEAST_TIMES) in percents)
+    return measured_table(view, outcomes, _DETAILS, title, header, body, notes, left=2, bold=bold)
 
 
 def _both(times_us: tuple[float, float]) -> str:

@@ -910,7 +910,7 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Pa
         for one in synthetic.beside(replace(SM, sms=sms), 1.2, 41.0)
     ]
     runs = [
-        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}))
+        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
         for name, visits in (("beside", short), ("tail", longer))
     ]
     table = table_of(part_of(report_of(runs), "beside"), "prefill, d2h")
@@ -918,15 +918,19 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Pa
     gbps, p99 = lines_of(table.header).index("GB/s"), lines_of(table.header).index("p99, us")
     assert [rows[f"sm ({sms})"][p99].split(" → ")[1] for sms in ("1 SM", "2 SMs")] == [ABSENT, "900"]
     assert rows["sm (2 SMs)"][gbps] == "41.0"
+    assert [line for line in lines_of(table.notes) if line.startswith("p99: kvbench sweep tail")]
 
 
 def test_engines_of_another_run_stand_beside_the_run_of_most_methods(tmp_path: Path) -> None:
     engine = replace(SM, backend="vllm_triton", sms=12)
     runs = [
-        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}))
+        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
         for name, visits in (("beside", LADDER), ("beside-engines", synthetic.beside(engine, 1.3, 25.0)))
     ]
     part = part_of(report_of(runs), "beside")
+    for table in part.tables:
+        (other,) = [line for line in lines_of(table.notes) if "kvbench sweep" in line]
+        assert other.startswith("vllm_triton: kvbench sweep beside-engines")
     assert [lines_of(row)[1:3] for row in part.tables[0].rows] == [
         ["sm", "1"], ["sm", "2"], ["sm", "4"], ["vllm_triton", "12"],
     ]  # fmt: skip
