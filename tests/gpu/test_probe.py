@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvbench.engine.device import Device
 from kvbench.ground.errors import ExitCode
 from kvbench.probe.command import exit_code
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
@@ -14,14 +13,12 @@ from tests.command import workers_of
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 
 
-def test_every_probe_answers_and_leaves_nothing_behind(gpu: Device) -> None:
-    free_before, _ = gpu.driver.free_memory()
+def test_every_probe_answers_and_leaves_nothing_behind() -> None:
     with ThreadPoolExecutor(3) as threads:
         results = list(threads.map(lambda name: run_probe(name, "cuda:0"), PROBES))
     health = run_probe(HEALTH, "cuda:0")
     report = ProbeReport(kvbench="", created="", device="cuda:0", results=results, health=health, took_s=0.0)
     assert exit_code(report, named=True) == ExitCode.DONE, report
     assert all(isinstance(result.found, ProbeFinding) for result in report.results), report
+    # A process that has ended holds no memory of the GPU; free memory itself changes by what other processes hold.
     assert not workers_of(os.getpid(), b"kvbench.probe")
-    free_after, _ = gpu.driver.free_memory()
-    assert free_after >= free_before
