@@ -1,4 +1,4 @@
-"""The figures of README, from the runs of the newest committed report; without one, a line says so."""
+"""The figures of README, from the runs of the newest whole report; without one, a line says so."""
 
 import re
 import subprocess
@@ -15,12 +15,19 @@ from kvbench.report.model import Chapter, plain
 from kvbench.report.numbers import TIMES, count, figure
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
-from reports.cards import cards, run_folders
+from reports.cards import LACKS_FILE, cards, run_folders
 from tests.docs.markup import table
 
 ROOT: Final = Path(__file__).parents[2]
-# The reports of README's first table, newest first, and the one of all other figures.
-CARDS: Final = sorted(cards(), key=lambda card: card.name[-len("2026-01-01") :], reverse=True)
+
+
+def _rank(card: Path) -> tuple[bool, str]:
+    """A card that lacks no table ranks above one that does, and a newer one above an older."""
+    return not (card / LACKS_FILE).is_file(), card.name[-len("2026-01-01") :]
+
+
+# The reports of README's first table, and the one of all other figures.
+CARDS: Final = sorted(cards(), key=_rank, reverse=True)
 REPORT: Final = CARDS[0] if CARDS else ROOT
 RUNS: Final = REPORT / "runs"
 _LINK: Final = REPORT.relative_to(ROOT).as_posix()
@@ -29,9 +36,13 @@ _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 def numbers(folders: Sequence[Path] = CARDS) -> str:
     """The answers of the cards' reports, in so few columns that a phone shows all, and where they come from."""
     notes = _answer(folders[0])[2].removeprefix("- ").split("\n- ")
-    of_cards = [[_situation(*row, alone=len(folders) == 1) for row in answer_rows(folder)] for folder in folders]
+    names = [""] if len(folders) == 1 else [f"{_short_name(folder)}: " for folder in folders]
+    of_cards = [
+        [_situation(*row, card=name) for row in answer_rows(folder)]
+        for name, folder in zip(names, folders, strict=True)
+    ]
     rows = [_a_line_a_card(rows) for rows in zip(*of_cards, strict=True)]
-    cards_text = f"{'In this order: ' * (len(folders) > 1)}{'. '.join(map(_origin, folders))}"
+    cards_text = " ".join(name + _origin(folder) for name, folder in zip(names, folders, strict=True))
     head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
     return f"{table(head, rows)}\n\n{'. '.join(notes)}. {cards_text}"
 
@@ -52,14 +63,14 @@ def _answer(folder: Path) -> list[str]:
 
 
 def _situation(
-    direction: str, beside: str, use: str, gbps: str, step: str, cost: str, other: str, *, alone: bool
+    direction: str, beside: str, use: str, gbps: str, step: str, cost: str, other: str, *, card: str
 ) -> Sequence[str]:
     lost, _, thread = cost.rpartition(" + ")
     said = {"step": step, "lost": lost, "thread": thread}
     costs = ", ".join(f"{name} {figure}" for name, figure in said.items() if figure not in ("", "-"))
     swap = "alone" if beside == "nothing" else f"beside {beside}"
-    more = f"{'<br>' if alone else '; '}otherwise {other}"
-    return f"{direction} {swap}", use + more * (other != "-"), gbps, costs or "-"
+    more = f"{'; ' if card else '<br>'}otherwise {other}"
+    return f"{direction} {swap}", card + use + more * (other != "-"), gbps, costs or "-"
 
 
 # A question, the pull request of vLLM that raised it ("" for none), and the run and section that answer it.
@@ -87,7 +98,7 @@ def asked() -> str:
         crossed = _linked("Above what block size is batched faster than Triton?", "42212")
         rows.insert(2, f"| {crossed} | {_crossovers()} |")
     limit = [f"| Where do small blocks end? | {_limit()} |"] if (RUNS / "engine").is_dir() else []
-    return "\n".join(["| Asked | On this card |", "| --- | --- |", *rows, *limit])
+    return "\n".join([f"| Asked | On the {_short_name(REPORT)} |", "| --- | --- |", *rows, *limit])
 
 
 def _crossovers() -> str:
@@ -129,6 +140,12 @@ def _limit() -> str:
         f"link: {count(swap.blocks)} of 1 KiB move at {figure(swap.gbps)} GB/s "
         f"([table]({_LINK}/details.md#{anchor(titles['limits'])}))."
     )
+
+
+def _short_name(card: Path) -> str:
+    """A card's model without its maker and memory: "H100"."""
+    title = str(load_run(run_folders(card)[0]).info.identity["gpu_name"])
+    return title.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _origin(folder: Path) -> str:

@@ -10,8 +10,11 @@ from reports.cards import cards
 from tests.answer_again import slow_answers, times_of
 from tests.command import output
 
+# The cards with swaps alone: what they recommend can be held against what they measured.
+CARDS = [card for card in cards() if (card / "runs" / "engine").is_dir()]
 
-@pytest.mark.parametrize("card", cards(), ids=lambda card: card.name)
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_a_decided_answer_loses_to_nothing_that_was_measured(card: Path) -> None:
     """By more than 5%: also where the other was measured in another run alone."""
     runs = [run for folder in sorted((card / "runs").iterdir()) for run in runs_in(folder)]
@@ -32,7 +35,7 @@ def test_runs_that_share_no_round_make_no_methods_equal(names: tuple[str, ...]) 
 
 def test_the_answer_for_a_block_size_is_that_of_every_run_that_has_it() -> None:
     """One card, one answer: what a run lacks are other sizes, which decide nothing of this one."""
-    for card in cards():
+    for card in CARDS:
         folder = card / "runs"
         whole = [run for name in sorted(folder.iterdir()) for run in runs_in(name)]
         chosen = [_choices(runs) for runs in (whole, [folder / "engine"])]
