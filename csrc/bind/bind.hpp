@@ -28,23 +28,24 @@ inline std::span<const std::byte> view(const nb::bytes& bytes) {
   return {static_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
 
+inline void check_lengths(const Descriptors& list) {
+  if (list.sources.size() != list.size() || list.destinations.size() != list.size()) {
+    throw nb::value_error("sources, destinations and sizes must have the same length");
+  }
+}
+
 /// The list of a swap, in the caller's arrays, which the swap must keep alive; ValueError if they have different
 /// lengths.
 inline Descriptors list_of(const Words& sources, const Words& destinations, const Words& bytes) {
-  if (sources.size() != bytes.size() || destinations.size() != bytes.size()) {
-    throw nb::value_error("sources, destinations and sizes must have the same length");
-  }
-  return {view(sources), view(destinations), view(bytes)};
+  const Descriptors list{view(sources), view(destinations), view(bytes)};
+  check_lengths(list);
+  return list;
 }
 
-void errors(nb::module_& m);
 void driver(nb::module_& m);
 void resources(nb::module_& m);
-void verification(nb::module_& m);
 void swaps(nb::module_& m);
-void sm_kernels(nb::module_& m);
 void copier(nb::module_& m);
 void timing(nb::module_& m);
-void probe(nb::module_& m);
 
 }  // namespace kvbench::bind

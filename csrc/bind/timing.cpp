@@ -5,7 +5,7 @@
 #include <nanobind/typing.h>
 
 #include "bind/bind.hpp"
-#include "timing/cpu_probe.hpp"
+#include "timing/clock.hpp"
 #include "timing/swap_loop.hpp"
 #include "timing/timed_swap.hpp"
 
@@ -13,9 +13,7 @@ namespace kvbench::bind {
 namespace {
 
 using Submit = nb::typed<nb::callable, nb::object(Stream)>;
-
 using Work = std::optional<nb::typed<nb::callable, nb::object()>>;
-
 using Writable = nb::ndarray<std::uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 /// `swap` is a Swap or a function that submits; the caller keeps it.
@@ -87,12 +85,7 @@ void timing(nb::module_& m) {
       .def_ro("pending_after", &Sample::pending_after)
       .def_ro("depth_held", &Sample::depth_held);
   nb::class_<Queue>(m, "Queue", "The swaps queued before the measured one.")
-      .def(
-          "__init__",
-          [](Queue* self, std::size_t depth, std::size_t streams, std::uint64_t delay_ns) {
-            new (self) Queue{depth, streams, delay_ns};
-          },
-          "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0);
+      .def(nb::init<std::size_t, std::size_t, std::uint64_t>(), "depth"_a = 0, "streams"_a = 1, "delay_ns"_a = 0);
   nb::class_<TimedRegion>(m, "TimedRegion", "Stream state, queue, events and clocks around one submission.")
       .def(nb::init<std::shared_ptr<Driver>, Stream, std::uint64_t>(), "driver"_a, "stream"_a, "busy_delay_ns"_a)
       .def(

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 /// The part of CUDA's driver API that the engine calls, declared here so that the build needs no CUDA toolkit.
 /// Names, values and layouts are those of the driver API reference (12.8 and 13.0).
@@ -46,7 +47,6 @@ inline constexpr int kLaunchClusterDimension = 4;
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
   kIntegrated = 18,
-  kPciBusId = 33,
   kComputeCapabilityMajor = 75,
   kComputeCapabilityMinor = 76,
   kMaxSharedMemoryPerBlockOptin = 97,
@@ -158,5 +158,9 @@ struct Api {
   BatchAsync128 batch_async_12_8 = nullptr;
   BatchAsync130 batch_async_13_0 = nullptr;
 };
+
+/// Loads the driver library at `path` and every entry point in it; throws DriverError, which names what is missing.
+/// A driver older than 12.8 has no batched copy: both of its entries stay null.
+Api load_api(const std::string& path);
 
 }  // namespace kvbench::cuda

@@ -14,7 +14,6 @@
 #include <tuple>
 
 #include "driver/content_kernels.hpp"
-#include "driver/library.hpp"
 #include "driver/pages.hpp"
 #include "timing/clock.hpp"
 
@@ -100,7 +99,11 @@ class CudaDriver final : public Driver {
       const auto pages = reinterpret_cast<Address>(pointer);
       return {pages, pages, populate_s};
     }
-    if (is_mapped) register_mapped(kind, pointer, bytes);
+    if (is_mapped) {
+      const Result registered = api_.mem_host_register(pointer, bytes, 0);
+      if (registered != cuda::kSuccess) unmap_pages(kind, pointer, bytes);
+      check(registered, "cuMemHostRegister");
+    }
     const double register_s = to_us(Clock::now() - populated) / 1e6;
     cuda::DevicePointer device_pointer = 0;
     const Result result = api_.mem_host_get_device_pointer(&device_pointer, pointer, 0);
@@ -385,14 +388,6 @@ class CudaDriver final : public Driver {
     void* pointer = nullptr;
     check(api_.mem_host_alloc(&pointer, bytes, 0), "cuMemHostAlloc");
     return pointer;
-  }
-
-  void register_mapped(MemoryKind kind, void* pointer, std::size_t bytes) {
-    const Result result = api_.mem_host_register(pointer, bytes, 0);
-    if (result != cuda::kSuccess) {
-      unmap_pages(kind, pointer, bytes);
-      check(result, "cuMemHostRegister");
-    }
   }
 
   int attribute(cuda::DeviceAttribute which) const {

@@ -1,9 +1,6 @@
-#include "driver/library.hpp"
-
 #include <dlfcn.h>
 
-#include <cstdint>
-
+#include "driver/api.hpp"
 #include "driver/error.hpp"
 
 namespace kvbench::cuda {

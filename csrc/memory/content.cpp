@@ -1,16 +1,29 @@
 #include "memory/content.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 #include <numeric>
 #include <stdexcept>
-
-#include "memory/parallel.hpp"
+#include <thread>
 
 namespace kvbench {
 namespace {
 
+constexpr std::size_t kGrainBytes = std::size_t{1} << 20;  // for one thread at least
 constexpr std::uint64_t kStretchBytes = std::uint64_t{256} << 10;
+
+/// Runs work(begin, end) over [0, count) on several threads, each with at least `grain` items.
+template <typename Work>
+void in_parallel(std::size_t count, std::size_t grain, const Work& work) {
+  const std::size_t cores = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 16);
+  const std::size_t parts = std::clamp<std::size_t>(count / std::max<std::size_t>(grain, 1), 1, cores);
+  std::vector<std::jthread> threads;
+  for (std::size_t part = 1; part < parts; ++part) {
+    threads.emplace_back([&, part] { work(count * part / parts, count * (part + 1) / parts); });
+  }
+  work(0, count / parts);
+}
 
 /// The minimum number of stretches per thread.
 std::size_t grain_of(std::span<const Stretch> stretches) {
@@ -75,6 +88,23 @@ void audit_stretch(const Stretch& stretch, std::uint64_t seed, AuditCount& misma
 }
 
 }  // namespace
+
+void fill_random(std::span<unsigned char> memory, std::uint64_t seed) {
+  const std::size_t words = memory.size() / sizeof(std::uint64_t);
+  in_parallel(words, kGrainBytes / sizeof(std::uint64_t), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const std::uint64_t word = pool_word(seed, i);
+      std::memcpy(memory.data() + i * sizeof(word), &word, sizeof(word));
+    }
+  });
+  const std::uint64_t last = pool_word(seed, words);
+  std::memcpy(memory.data() + words * sizeof(last), &last, memory.size() % sizeof(last));
+}
+
+void fill_value(std::span<unsigned char> memory, unsigned char value) {
+  in_parallel(memory.size(), kGrainBytes,
+              [&](std::size_t begin, std::size_t end) { std::memset(memory.data() + begin, value, end - begin); });
+}
 
 std::vector<Stretch> stretches_of(std::uint64_t base, std::size_t memory_bytes, const Ranges& ranges) {
   const std::size_t count = ranges.bytes.size();

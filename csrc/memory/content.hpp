@@ -12,6 +12,12 @@
 /// access to the rest of the pool.
 namespace kvbench {
 
+/// Fills `memory` with the words of a pool of `seed` (kernels/pool_words.hpp), on several threads.
+void fill_random(std::span<unsigned char> memory, std::uint64_t seed);
+
+/// Fills `memory` with one byte value, on several threads.
+void fill_value(std::span<unsigned char> memory, unsigned char value);
+
 /// Range i has bytes[i] bytes at offsets[i] of its memory; it holds the bytes of a pool from sources[i] on. Ranges can
 /// have any size and alignment.
 struct Ranges {

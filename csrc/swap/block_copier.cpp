@@ -6,6 +6,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "swap/spare.hpp"
+
 namespace kvbench {
 namespace {
 
@@ -78,8 +80,8 @@ BlockCopier::BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> wa
       ways_(std::move(ways)),
       copiers_((ways_.size() + 1) * kCombinations),
       route_(driver_),
-      slots_(ListSlots::spare(driver_, SmOptions{}.lists)),
-      rings_(StagingRings::spare(driver_)),
+      slots_(Spare<ListSlots>::take(driver_, SmOptions{}.lists)),
+      rings_(Spare<StagingRings>::take(driver_)),
       forks_(forks()) {
   for (const CopyWay& way : ways_) {
     if (!way.staged) continue;
@@ -126,11 +128,6 @@ void BlockCopier::complete(Tables& tables, std::size_t max_entries) {
       }
     }
   }
-}
-
-BlockCopier::~BlockCopier() {
-  ListSlots::keep(std::move(slots_));
-  StagingRings::keep(std::move(rings_));
 }
 
 bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {

@@ -56,8 +56,6 @@ class BlockCopier final : public ListCopier {
   /// no row for a direction, and for pools that begin or end in other memory.
   BlockCopier(std::shared_ptr<Driver> driver, std::vector<CopyWay> ways, std::vector<CopyTable> tables,
               std::size_t max_entries = 0, std::span<const Pool> pools = {});
-  /// Waits for nothing.
-  ~BlockCopier() override;
 
   /// Submits one list to `stream` and returns without waiting; its arrays may change as soon as it returns. Entries of
   /// 0 bytes copy nothing; where destinations overlap, each byte is one of those that go there. Throws, with nothing

@@ -23,13 +23,12 @@ GatherSwap::GatherSwap(const GatherKernel& kernel, std::span<const Address> sour
       row_bytes_(kernel.row_bytes),
       stream_(driver_),
       staged_(driver_, MemoryKind::allocated, table_bytes(sources.size())),
-      ids_(driver_, MemoryKind::device, table_bytes(sources.size())) {
-  // Addresses below a row: every row of a pool then has a number, wherever the pool begins.
-  u64 source_base = sources.front() % row_bytes_;
-  u64 destination_base = destinations.front() % row_bytes_;
+      ids_(driver_, MemoryKind::device, table_bytes(sources.size())),
+      source_base_(sources.front() % row_bytes_),
+      destination_base_(destinations.front() % row_bytes_) {
   Address ids = ids_.device_address();
   auto rows = static_cast<u32>(sources.size());
-  std::array<void*, 4> arguments{&source_base, &destination_base, &ids, &rows};
+  std::array<void*, 4> arguments{&source_base_, &destination_base_, &ids, &rows};
   const CurrentDevice current(*driver_);
   driver_->begin_capture(stream_.handle());
   driver_->launch(kernel.loaded, {.blocks = ctas, .threads = kThreads}, arguments.data(), stream_.handle());
@@ -40,10 +39,8 @@ GatherSwap::~GatherSwap() { driver_->destroy_graph(graph_); }
 
 void GatherSwap::stage() {
   auto* ids = reinterpret_cast<RowIds*>(staged_.address());
-  const Address source_base = sources_.front() % row_bytes_;
-  const Address destination_base = destinations_.front() % row_bytes_;
   for (std::size_t row = 0; row < sources_.size(); ++row) {
-    if (sources_[row] % row_bytes_ != source_base || destinations_[row] % row_bytes_ != destination_base) {
+    if (sources_[row] % row_bytes_ != source_base_ || destinations_[row] % row_bytes_ != destination_base_) {
       throw std::invalid_argument("the rows of a gather must lie whole rows apart");
     }
     ids[row] = {sources_[row] / row_bytes_, destinations_[row] / row_bytes_};

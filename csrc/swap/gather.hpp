@@ -45,6 +45,8 @@ class GatherSwap final : public Swap {
   OwnedStream stream_;  ///< of the capture and of what stage() writes
   Buffer staged_;
   Buffer ids_;
+  /// Addresses below a row: every row of a pool then has a number, wherever the pool begins.
+  u64 source_base_, destination_base_;
   Graph graph_ = 0;
 };
 

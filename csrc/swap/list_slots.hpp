@@ -31,7 +31,8 @@ struct ListSlot {
 };
 
 /// Pinned memory for lists that kernels read in place. A list stays until the launch that reads it has completed. Slots
-/// are made one by one, when a list needs one, and kept: to free pinned memory waits for the device.
+/// are made one by one, when a list needs one, and kept: to free pinned memory waits for the device. Those of a copier
+/// that is gone are for the next one (Spare): a list can wait behind a gate that its thread opens later.
 class ListSlots {
  public:
   /// The most lists that can be in flight. A caller that opens the gate which holds them must not wait for a slot.
@@ -41,12 +42,8 @@ class ListSlots {
   ListSlots(std::shared_ptr<Driver> driver, std::size_t count)
       : driver_(std::move(driver)), most_(std::max(kMost, count)) {}
 
-  /// Those of a copier of this device that is gone, with its lists in flight, or new ones.
-  static std::shared_ptr<ListSlots> spare(const std::shared_ptr<Driver>& driver, std::size_t count);
-  /// Keeps the slots of a copier that ends for the next one: a list can wait behind a gate that their thread opens
-  /// later. They are never freed, as libcuda may be gone when the process ends.
-  static void keep(std::shared_ptr<ListSlots> slots);
   [[nodiscard]] const std::shared_ptr<Driver>& driver() const { return driver_; }
+  [[nodiscard]] bool empty() const { return slots_.empty(); }
 
   /// Makes slots until `count` lists of this size find one.
   void reserve(std::size_t bytes, std::size_t count) {

@@ -4,9 +4,7 @@
 #include <map>
 #include <memory>
 #include <set>
-#include <span>
 #include <utility>
-#include <vector>
 
 #include "driver/driver.hpp"
 #include "swap/slots.hpp"

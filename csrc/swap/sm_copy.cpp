@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -22,22 +21,34 @@ std::size_t bytes_of(const List& list, std::size_t piece_bytes) {
 
 /// Launches a kernel over lists. A short list is passed with the launch, which copies it. A longer one is written into
 /// a slot of pinned memory, from which the kernel reads it.
-class SmQueue {
+class SmCopier final : public ListCopier {
  public:
   /// Makes slots of its own unless some are given.
-  SmQueue(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots = nullptr)
+  SmCopier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots)
       : kernels_(std::move(kernels)),
-        sms_(options.sms),
-        pace_gbps_(options.pace_gbps),
-        lists_(options.lists),
+        options_(options),
+        piece_bytes_(kernels_.piece_bytes()),
         inline_up_to_(std::min<std::size_t>(options.inline_up_to, kInlineTableBytes)),
         slots_(slots ? std::move(slots) : std::make_shared<ListSlots>(kernels_.any->driver(), options.lists)) {
-    reserve(options.list_bytes);
+    reserve_slots(options.list_bytes);
   }
 
-  /// Makes slots for lists of this size.
-  void reserve(std::size_t table_bytes) {
-    if (table_bytes > inline_up_to_) slots_->reserve(table_bytes, lists_);
+  void reserve(std::size_t entries) override { reserve_slots(entries * (sizeof(Row) + sizeof(u32))); }
+  bool copy(const Descriptors& descriptors, Stream stream) override {
+    refuse_legacy_stream(stream);
+    count_ = descriptors.size();
+    // A size that leaves its region could need a table of any length.
+    if (descriptors.route && !descriptors.sizes.equal()) descriptors.route->check(descriptors);
+    const BlockListing listing(descriptors, piece_bytes_, options_.direction);
+    if (launch_packed(listing, descriptors.route, stream)) return true;
+    return launch(listing, descriptors.route, stream);
+  }
+  std::size_t calls() const override { return 1; }
+  std::size_t descriptors() const override { return count_; }
+
+ private:
+  void reserve_slots(std::size_t table_bytes) {
+    if (table_bytes > inline_up_to_) slots_->reserve(table_bytes, options_.lists);
   }
 
   /// Launches nothing, and returns false, if the addresses of the list's `route` are not those of a kernel.
@@ -64,16 +75,16 @@ class SmQueue {
     return true;
   }
 
- private:
   /// How long one of `warps` takes for a byte, so that all keep the pace.
   [[nodiscard]] u32 ps_per_byte(u32 warps) const {
     constexpr double kMost = std::numeric_limits<u32>::max();
-    return pace_gbps_ > 0 ? static_cast<u32>(std::min(kMost, std::round(1e3 * warps / pace_gbps_))) : 0;
+    const double gbps = options_.pace_gbps;
+    return gbps > 0 ? static_cast<u32>(std::min(kMost, std::round(1e3 * warps / gbps))) : 0;
   }
   static void* table_of(const ListSlot& slot) { return reinterpret_cast<void*>(slot.pinned.address()); }
 
   void submit(List list, const SmKernel& kernel, ListSlot* slot, std::size_t bytes, Stream stream) {
-    const unsigned grid = std::min(list.pieces, sms_);  // thread blocks without pieces would only start and end
+    const unsigned grid = std::min(list.pieces, options_.sms);  // thread blocks without pieces would only start and end
     const std::size_t list_bytes = bytes_of(list, kernel.shape().piece_bytes);
     const unsigned cluster = cluster_of(grid, list_bytes, kernel.driver()->info());
     list.ps_per_byte = ps_per_byte(std::min(list.pieces, grid * kernel.shape().warps));
@@ -90,39 +101,12 @@ class SmQueue {
   }
 
   SmKernels kernels_;
-  unsigned sms_;
-  double pace_gbps_;
-  std::size_t lists_;
+  SmOptions options_;
+  std::size_t piece_bytes_;
   std::size_t inline_up_to_;
   InlineList inline_{};
   std::shared_ptr<ListSlots> slots_;
-};
-
-class SmCopier final : public ListCopier {
- public:
-  SmCopier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots)
-      : piece_bytes_(kernels.piece_bytes()),
-        direction_(options.direction),
-        queue_(std::move(kernels), options, std::move(slots)) {}
-
-  void reserve(std::size_t entries) override { queue_.reserve(entries * (sizeof(Row) + sizeof(u32))); }
-  bool copy(const Descriptors& descriptors, Stream stream) override {
-    refuse_legacy_stream(stream);
-    count_ = descriptors.size();
-    // A size that leaves its region could need a table of any length.
-    if (descriptors.route && !descriptors.sizes.equal()) descriptors.route->check(descriptors);
-    const BlockListing listing(descriptors, piece_bytes_, direction_);
-    if (queue_.launch_packed(listing, descriptors.route, stream)) return true;
-    return queue_.launch(listing, descriptors.route, stream);
-  }
-  std::size_t calls() const override { return 1; }
-  std::size_t descriptors() const override { return count_; }
-
- private:
   std::size_t count_ = 0;
-  std::size_t piece_bytes_;
-  Direction direction_;
-  SmQueue queue_;
 };
 
 }  // namespace

@@ -15,29 +15,37 @@ namespace kvbench {
 template <class Kept>
 class Spare {
  public:
-  /// What a copier of this device left, or null.
-  static std::shared_ptr<Kept> take(const std::shared_ptr<Driver>& driver) {
-    const std::lock_guard lock(all().mutex);
-    auto& kept = all().kept;
-    const auto found = std::ranges::find_if(kept, [&](const auto& one) { return one->driver() == driver; });
-    if (found == kept.end()) return nullptr;
-    std::shared_ptr<Kept> taken = std::move(*found);
-    kept.erase(found);
-    return taken;
-  }
-  static void keep(std::shared_ptr<Kept> left) {
-    const std::lock_guard lock(all().mutex);
-    all().kept.push_back(std::move(left));
+  /// What a copier of this device left, or a new one. Once its last owner is gone, it is left to the next copier.
+  template <class... Arguments>
+  static std::shared_ptr<Kept> take(const std::shared_ptr<Driver>& driver, Arguments... arguments) {
+    std::unique_ptr<Kept> taken = left_on(driver);
+    if (!taken) taken = std::make_unique<Kept>(driver, arguments...);
+    return {taken.release(), leave};
   }
 
  private:
+  static std::unique_ptr<Kept> left_on(const std::shared_ptr<Driver>& driver) {
+    const std::lock_guard lock(all().mutex);
+    auto& kept = all().kept;
+    const auto of_device = std::ranges::find(kept, driver, [](const auto& spare) { return spare->driver(); });
+    if (of_device == kept.end()) return nullptr;
+    std::unique_ptr<Kept> taken = std::move(*of_device);
+    kept.erase(of_device);
+    return taken;
+  }
+  static void leave(Kept* left) {
+    std::unique_ptr<Kept> owned(left);
+    if (owned->empty()) return;
+    const std::lock_guard lock(all().mutex);
+    all().kept.push_back(std::move(owned));
+  }
   static Spare& all() {
     static auto& spare = *new Spare;
     return spare;
   }
 
   std::mutex mutex;
-  std::vector<std::shared_ptr<Kept>> kept;
+  std::vector<std::unique_ptr<Kept>> kept;
 };
 
 }  // namespace kvbench

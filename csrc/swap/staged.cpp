@@ -177,40 +177,6 @@ class StagedCopier final : public ListCopier {
   std::size_t count_ = 0;
 };
 
-/// Slots and rings of a swap, which it leaves to the next one of its device.
-class Own {
- public:
-  explicit Own(const std::shared_ptr<Driver>& driver)
-      : slots(ListSlots::spare(driver, SmOptions{}.lists)), rings(StagingRings::spare(driver)) {}
-  Own(const Own&) = delete;
-  Own& operator=(const Own&) = delete;
-  ~Own() {
-    ListSlots::keep(slots);
-    StagingRings::keep(rings);
-  }
-
-  std::shared_ptr<ListSlots> slots;
-  std::shared_ptr<StagingRings> rings;
-};
-
-class StagedSwap final : public Swap {
- public:
-  StagedSwap(SmKernels kernels, Descriptors descriptors, SmOptions options)
-      : own_(kernels.any->driver()),
-        copier_(make_staged_copier(std::move(kernels), options, own_.slots, own_.rings)),
-        swap_(keep_list(copier_, descriptors)) {
-    copier_->reserve(descriptors.size());
-  }
-  void submit(Stream stream) override { swap_->submit(stream); }
-  std::size_t calls() const override { return swap_->calls(); }
-  std::size_t descriptors() const override { return swap_->descriptors(); }
-
- private:
-  Own own_;
-  std::shared_ptr<ListCopier> copier_;
-  std::unique_ptr<Swap> swap_;
-};
-
 }  // namespace
 
 StagingRing::StagingRing(const std::shared_ptr<Driver>& driver)
@@ -240,15 +206,6 @@ void StagingRing::end() {
   open_ = false;
 }
 
-std::shared_ptr<StagingRings> StagingRings::spare(const std::shared_ptr<Driver>& driver) {
-  auto rings = Spare<StagingRings>::take(driver);
-  return rings ? rings : std::make_shared<StagingRings>(driver);
-}
-
-void StagingRings::keep(std::shared_ptr<StagingRings> rings) {
-  if (!rings->rings_.empty()) Spare<StagingRings>::keep(std::move(rings));
-}
-
 void StagingRings::reserve() {
   if (rings_.empty()) rings_.push_back(std::make_unique<StagingRing>(driver_));
 }
@@ -266,7 +223,12 @@ std::unique_ptr<ListCopier> make_staged_copier(SmKernels kernels, SmOptions opti
 }
 
 std::unique_ptr<Swap> make_staged(SmKernels kernels, Descriptors descriptors, SmOptions options) {
-  return std::make_unique<StagedSwap>(std::move(kernels), descriptors, options);
+  const std::shared_ptr<Driver> driver = kernels.any->driver();
+  std::shared_ptr<ListCopier> copier =
+      make_staged_copier(std::move(kernels), options, Spare<ListSlots>::take(driver, SmOptions{}.lists),
+                         Spare<StagingRings>::take(driver));
+  copier->reserve(descriptors.size());
+  return keep_list(std::move(copier), descriptors);
 }
 
 }  // namespace kvbench

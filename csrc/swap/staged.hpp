@@ -59,7 +59,7 @@ class StagingRing {
   bool open_ = false;
 };
 
-/// The rings of a copier, made when lists on further streams need them.
+/// The rings of a copier, made when lists on further streams need them; left to the next copier by Spare.
 class StagingRings {
  public:
   /// The most rings. A caller that opens the gate which holds a list must not wait for a ring: there is none then.
@@ -67,11 +67,8 @@ class StagingRings {
 
   explicit StagingRings(std::shared_ptr<Driver> driver) : driver_(std::move(driver)) {}
 
-  /// Those of a copier of this device that is gone, with its lists in flight, or new ones.
-  static std::shared_ptr<StagingRings> spare(const std::shared_ptr<Driver>& driver);
-  /// Keeps the rings of a copier that ends for the next one.
-  static void keep(std::shared_ptr<StagingRings> rings);
   [[nodiscard]] const std::shared_ptr<Driver>& driver() const { return driver_; }
+  [[nodiscard]] bool empty() const { return rings_.empty(); }
 
   /// Makes the first ring.
   void reserve();
@@ -91,7 +88,7 @@ class StagingRings {
 std::unique_ptr<ListCopier> make_staged_copier(SmKernels kernels, SmOptions options, std::shared_ptr<ListSlots> slots,
                                                std::shared_ptr<StagingRings> rings);
 
-/// One list that is kept; with slots and rings of its own.
+/// One list that is kept; with slots and rings that no other copier has meanwhile.
 std::unique_ptr<Swap> make_staged(SmKernels kernels, Descriptors descriptors, SmOptions options);
 
 }  // namespace kvbench

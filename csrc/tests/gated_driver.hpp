@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "driver/host_stream.hpp"
+#include "driver/host_device.hpp"
 #include "forwarding_driver.hpp"
 #include "timing/clock.hpp"
 

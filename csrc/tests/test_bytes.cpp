@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "memory/bytes.hpp"
+#include "memory/content.hpp"
 
 namespace {
 

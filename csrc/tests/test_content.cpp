@@ -6,7 +6,6 @@
 #include "check.hpp"
 #include "driver/host.hpp"
 #include "driver/resources.hpp"
-#include "memory/bytes.hpp"
 
 namespace {
 

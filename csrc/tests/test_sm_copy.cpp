@@ -14,6 +14,7 @@
 #include "forwarding_driver.hpp"
 #include "kernels/piece_map.hpp"
 #include "swap/sm_copy.hpp"
+#include "swap/spare.hpp"
 
 namespace {
 
@@ -427,13 +428,13 @@ void a_slot_whose_launch_could_not_be_marked_is_not_written_again() {
 
 void the_slots_of_a_copier_that_ends_are_kept_for_the_next() {
   PendingBench bench;
-  auto slots = ListSlots::spare(bench.driver, 2);
+  auto slots = Spare<ListSlots>::take(bench.driver, 2);
   check::equal(bench.driver->allocations, 0, "slots before a list needs one");
   slots->take(1000).launched(bench.stream.handle());
-  ListSlots::keep(std::move(slots));
+  slots.reset();
   check::that(bench.driver->released.empty(), "nothing is freed");
-  const auto next = ListSlots::spare(bench.driver, 2);
-  const auto another = ListSlots::spare(bench.driver, 2);
+  const auto next = Spare<ListSlots>::take(bench.driver, 2);
+  const auto another = Spare<ListSlots>::take(bench.driver, 2);
   const int allocations = bench.driver->allocations;
   bench.driver->synchronize(bench.stream.handle());
   next->take(1000);

@@ -14,6 +14,7 @@
 #include "check.hpp"
 #include "forwarding_driver.hpp"
 #include "kernels/piece_map.hpp"
+#include "swap/spare.hpp"
 #include "swap/staged.hpp"
 
 namespace {
@@ -330,8 +331,8 @@ void a_swap_leaves_its_ring_to_the_next() {
   }
   bench.driver->drain(Schedule::random);  // both are gone, and their copies in flight
   bench.check_arrived();
-  const auto rings = StagingRings::spare(bench.driver);
-  check::that(StagingRings::spare(bench.driver) != rings, "one set of rings served both");
+  const auto rings = Spare<StagingRings>::take(bench.driver);
+  check::that(Spare<StagingRings>::take(bench.driver) != rings, "one set of rings served both");
 }
 
 void streams_that_cannot_be_ordered_are_refused() {

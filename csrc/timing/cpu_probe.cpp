@@ -1,18 +1,16 @@
-#include "timing/cpu_probe.hpp"
-
 #include <array>
-#include <chrono>
 
-#include "memory/bytes.hpp"
+#include "memory/content.hpp"
+#include "timing/clock.hpp"
 
 namespace kvbench {
 
 double probe_cpu_us() {
   constexpr int kRepeats = 24;
   std::array<unsigned char, 16 * 1024> memory{};
-  const auto start = std::chrono::steady_clock::now();
+  const Clock::time_point start = Clock::now();
   for (int i = 0; i < kRepeats; ++i) fill_random(memory, memory[0] + static_cast<unsigned>(i));
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  return to_us(Clock::now() - start);
 }
 
 }  // namespace kvbench

@@ -9,11 +9,6 @@
 namespace kvbench {
 namespace {
 
-Stream not_legacy(Stream stream) {
-  refuse_legacy_stream(stream);
-  return stream;
-}
-
 void check(StreamState state, const Queue& queue) {
   if (queue.streams == 0) throw std::invalid_argument("a queue needs at least one stream");
   if (state != StreamState::busy && (queue.depth > 0 || queue.streams > 1)) {
@@ -26,12 +21,14 @@ void check(StreamState state, const Queue& queue) {
 TimedRegion::TimedRegion(std::shared_ptr<Driver> driver, Stream stream, std::uint64_t busy_delay_ns)
     : driver_(std::move(driver)),
       busy_delay_ns_(busy_delay_ns),
-      lanes_{not_legacy(stream)},
+      lanes_{stream},
       gatekeeper_(driver_),
       gate_(driver_),
       start_(driver_),
       led_(driver_),
-      end_(driver_) {}
+      end_(driver_) {
+  refuse_legacy_stream(stream);
+}
 
 std::span<const Stream> TimedRegion::lanes(std::size_t count) {
   while (lanes_.size() < count) {
