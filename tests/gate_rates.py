@@ -102,8 +102,12 @@ def rates(gates: Sequence[Gated]) -> str:
         for (kind, gpu, driver), of_kind in groups.items()
     ]
     lines = dict.fromkeys(one.command for one in gates)
-    commands = (f"    {one}  # needs a GPU{' and tests/slow_backend' if 'backend:' in one else ''}" for one in lines)
+    commands = (f"    {line}  # needs a GPU{_also_needed(line)}" for line in lines)
     return "\n".join([table(_HEADINGS, rows, numbers=6), "", *commands])
+
+
+def _also_needed(command: str) -> str:
+    return " and tests/slow_backend" if "backend:" in command else " and vLLM" if "--suite=vllm" in command else ""
 
 
 def _days(gates: Iterable[Gated]) -> str:
