@@ -469,7 +469,9 @@ def _lines(side: Sequence[Slowed]) -> list[PlotLine]:
     """A line for each method: by its SM count, its pace, or its block size."""
     lines, variants = [], Counter[str]()
     ordered = sorted(side, key=lambda point: point.order)
-    for (name, paced), line in grouped(ordered, lambda point: (point.name, bool(point.pace))).items():
+    # A kernel with the SM count that an engine ships has no place between its counts: it is a point of its own.
+    by_line = grouped(ordered, lambda point: (point.name, bool(point.pace), bool(point.sms)))
+    for (name, paced, _), line in by_line.items():
         backend = line[0].cell.backend
         notes, by = [point.pace for point in line], "by pace"
         if not paced and len({point.cell.block_bytes for point in line}) > 1:

@@ -922,18 +922,23 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Pa
 
 
 def test_engines_of_another_run_stand_beside_the_run_of_most_methods(tmp_path: Path) -> None:
-    engine = replace(SM, backend="vllm_triton", sms=12)
+    engines = [replace(SM, backend="vllm_triton", sms=sms) for sms in (None, 8, 16)]
+    of_engines = [visit for engine in engines for visit in synthetic.beside(engine, 1.3, 25.0)]
     runs = [
         made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
-        for name, visits in (("beside", LADDER), ("beside-engines", synthetic.beside(engine, 1.3, 25.0)))
+        for name, visits in (("beside", LADDER), ("beside-engines", of_engines))
     ]
     part = part_of(report_of(runs), "beside")
     for table in part.tables:
         (other,) = [line for line in lines_of(table.notes) if "kvbench sweep" in line]
         assert other.startswith("vllm_triton: kvbench sweep beside-engines")
     assert [lines_of(row)[1:3] for row in part.tables[0].rows] == [
-        ["sm", "1"], ["sm", "2"], ["sm", "4"], ["vllm_triton", "12"],
+        ["vllm_triton", ""], ["sm", "1"], ["sm", "2"], ["sm", "4"], ["vllm_triton", "8"], ["vllm_triton", "16"],
     ]  # fmt: skip
+    (panel,) = part.charts[0].plot.panels
+    labels = {line.label: line.notes for line in panel.lines}
+    assert labels["vllm_triton by SM count"] == ["8 SMs", "16 SMs"]
+    assert labels["vllm_triton"] == []  # as shipped: a point
 
 
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])
