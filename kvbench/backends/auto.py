@@ -166,6 +166,7 @@ class _Ways:
         cell = with_usual(way.choice.apply(plain), self._facts[backend], self._device_facts)
         shape = page_shape if backend == STAGED else shape_on
         aligned, unaligned = (shape(self._device, cell, plain.block_bytes, bits) for bits in (0, _UNALIGNED))
+        # With its usual values: a choice that leaves them out is the same way as one that names them.
         return _Key(way._replace(choice=Choice.of_cell(cell)), (aligned, unaligned))
 
     def _by_copies(self, choice: Choice) -> CopyWay:

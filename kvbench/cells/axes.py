@@ -324,6 +324,7 @@ class Axis:
         low, high = self.parse_one(parts[0]), self.parse_one(parts[1])
         assert isinstance(low, int)
         assert isinstance(high, int)
+        # "dense" and "all" are read as 0, from which no range begins.
         if any(end.strip()[0].isalpha() for end in parts[:2]):
             raise self._refusal(item, f"the ends of a range must be numbers; {self._hint()}")
         self._check_units(item, low, high)

@@ -91,6 +91,7 @@ class Installed:
 def installed() -> tuple[Mapping[str, Installed], Sequence[str]]:
     """Every backend by name, and a note for each package whose backend has the name of a built-in one."""
     by_name: dict[str, list[EntryPoint]] = {}
+    # Built-in ones first: what another package calls by such a name is a clash.
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, not _is_built_in(entry))):
         by_name.setdefault(entry.name, []).append(entry)
     backends, clashes = {}, []

@@ -153,6 +153,7 @@ def _is_torch(requirement: str) -> bool:
 def _error_of(kind: str, name: str) -> str | None:
     """How a separate process fails to load a library or to call a function, or None."""
     try:
+        # -P: no file in the current folder is taken for a module of the package.
         done = subprocess.run(
             (sys.executable, "-P", "-c", _TRIAL, kind, name), capture_output=True, timeout=_DEADLINE_S, check=False
         )

@@ -25,6 +25,7 @@ def open_regular(path: Path) -> Iterator[BinaryIO]:
     FileNotFoundError and NotADirectoryError propagate: the caller decides what they mean.
     """
     try:
+        # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         raise
@@ -64,7 +65,7 @@ def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o644)
+                os.fchmod(descriptor, 0o644)  # a temporary file is for its owner alone
                 file.write(data)
                 file.flush()
                 if wait:

@@ -35,7 +35,7 @@ from kvbench.engine.device import (
 )
 from kvbench.engine.nvrtc import kernel_texts
 from kvbench.ground.errors import KvbenchError
-from kvbench.machine.placement import far_pages, stay_near
+from kvbench.machine.sources import far_pages, stay_near
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.layout import Layout

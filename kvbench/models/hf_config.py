@@ -148,6 +148,7 @@ def levels_of(config: Table) -> Iterator[Table]:
             name for name, value in config.items() if isinstance(value, dict) and "num_hidden_layers" in value
         ]
         names = [name for name in inner_models if not _OTHER_MODELS.match(name)]
+    # Some files have one text model under two names.
     if len({json.dumps(config[name], sort_keys=True, default=str) for name in names}) > 1:
         raise UsageError(f"{' and '.join(names)}: which of them is the text model is not known")
     if names:

@@ -169,7 +169,7 @@ def _without_pages(cell: Cell, context: Context) -> str | None:
         return f"{cell.backend} copies runs of blocks, which can end in another slot: memory={cell.memory}"
     if run >= least:
         return None
-    enough = max(2, -(-least // cell.block_bytes))
+    enough = max(2, -(-least // cell.block_bytes))  # a run has two blocks or more
     return (
         f"{cell.backend} is for blocks in runs of {rough_size(least)} or more on the host, not of {rough_size(run)}: "
         f"name pages there, such as host_pattern=runs-{enough}"

@@ -150,6 +150,7 @@ def with_arms(number: int, cells: Iterable[Cell], plan: Plan) -> list[PlannedVis
         arms.setdefault(_question(cell, plan), []).append(cell)
     planned = []
     for together in arms.values():
+        # Each arm needs a set of blocks in the pool: none moves what another has just moved through the caches.
         if len(together) > 1 and sets_of(together[0], len(together), len(together)) >= len(together):
             ids = ",".join(sorted(cell.id for cell in together))
             group = hashlib.blake2s(ids.encode(), digest_size=6).hexdigest()

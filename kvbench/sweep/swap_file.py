@@ -165,6 +165,7 @@ def _swap(line: _SwapLine, latest_s: float) -> Swap:
 
 def runs_of(ids: _Ids) -> list[int]:
     """[first, count, first, count, ...]: ids that ascend by one, or that descend where the count is negative."""
+    # A run begins behind a jump (step 0), and where its direction changes; the first step of a run may be either.
     steps = np.diff(ids)
     steps[np.abs(steps) != 1] = 0
     begins = np.ones(len(ids), dtype=bool)
@@ -225,6 +226,7 @@ def choose(path: Path, swaps: int, seed: int) -> Replay:
     rng, chosen = np.random.default_rng(seed), {}
     for direction, counts in blocks.items():
         total, step = len(counts), max(1, -(-len(counts) // swaps))
+        # From a random one on: every `step`-th from the first would always be the same part of a trace with a period.
         first = int(rng.integers(min(step, max(1, total))))
         median, least = median_low(counts) if counts else 0, min(counts, default=0)
         chosen[direction] = SwapsOf(total=total, blocks=median, first=first, step=step, least=least)

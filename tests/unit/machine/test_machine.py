@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvbench.machine import placement, probes
-from kvbench.machine.placement import far_pages, nodes_of_pages, stay_near
-from kvbench.machine.sources import Nvml, Scalar, Sources
+from kvbench.machine import probes
+from kvbench.machine.sources import Nvml, Scalar, Sources, far_pages, nodes_of_pages, stay_near
 from kvbench.results.schema import differences, machine_differences
 
 BUS_ID = "00000000:1B:00.0"
@@ -340,7 +339,7 @@ def test_pages_in_use_are_on_a_node_of_this_host_and_others_on_none() -> None:
 
 
 def test_pages_on_another_node_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "nodes_of_pages", lambda *_: [0, 1, 1, 2])
+    monkeypatch.setattr("kvbench.machine.sources.nodes_of_pages", lambda *_: [0, 1, 1, 2])
     assert far_pages(0, 1, 1) == ["2 of 4 sampled pages of host memory are on NUMA node 0, 2, the GPU is on 1"]
     assert far_pages(0, 1, 0) == ["3 of 4 sampled pages of host memory are on NUMA node 1, 2, the GPU is on 0"]
     assert far_pages(0, 1, -1) == []
