@@ -105,7 +105,7 @@ def _ms(value: float) -> str:
 def _otherwise(answer: Answer) -> str:
     method = answer.otherwise
     if method is None:
-        return "nothing else measured" if answer.use else NOTHING
+        return "no other candidate" if answer.use else NOTHING
     lost = f", {_cost(method)}" if method.lost_ms_per_gb else ""
     return f"{method.choice.label}, {three_digits(method.gbps)} GB/s{lost}"
 
