@@ -34,10 +34,10 @@ class Engine:
 
     `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
     for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
-    settings after the first, from the shapes that were measured and the defaults. `remark` says what a diff
-    of the settings does not. `measured` names what of its code is measured in a direction in which that is not what it
-    does by default. `states` are those in which the engine's swaps begin, the one that decides first. `pool`
-    says how large the engine's rule lets its pool be on a host.
+    settings after the first, from the shapes that were measured and the defaults. `remark` says what a diff of the
+    settings does not. `by_default` names the backend of what it does in a direction by default where other code of its
+    is measured more often, and `measured` what that is. `states` are those in which the engine's swaps begin, the one
+    that decides first. `pool` says how large the engine's rule lets its pool be on a host.
     """
 
     name: str
@@ -49,6 +49,7 @@ class Engine:
     takes: Callable[[Direction, int, int, Values], Choice] | None = None
     tries: Callable[[Sequence[int], Sequence[int], Values], tuple[Sequence[int], ...]] = lambda *_: ()
     remark: str = ""
+    by_default: Mapping[Direction, str] = field(default_factory=dict)
     measured: Mapping[Direction, str] = field(default_factory=dict)
     directions: tuple[Direction, ...] = tuple(Direction)
     states: tuple[StreamState, ...] = (StreamState.IDLE,)

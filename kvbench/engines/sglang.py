@@ -79,6 +79,7 @@ ENGINE: Final = Engine(
     settings=("TMA_BLOCK_QUOTA",),
     takes=lambda _direction, _bytes, _blocks, values: Choice("sglang_jit", (("sms", str(values[0])),)),
     remark="SGLANG_HICACHE_TMA_TRANSFER=0 takes the other kernel, which was not measured",
+    by_default={Direction.D2H: "sglang_store"},
     measured={Direction.D2H: "its kernel (layer_first)"},
     pool=_pool,
 )

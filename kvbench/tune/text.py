@@ -66,16 +66,25 @@ def state_table(advice: Advice) -> Grid:
     columns = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
     header, *body = map(list, zip(*(column for column in columns if {*column[1:]} != {"-"}), strict=True))
     caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds."
-    return Grid(header, body, caption + _shipped_text(shipping, header))
+    return Grid(header, body, caption + _shipped_text(shipping, header, rule))
 
 
-def _shipped_text(shipping: Sequence[Engine], header: Sequence[str]) -> str:
+def _stand_in(engine: Engine, direction: Direction, rule: Rule) -> str:
+    """What of an engine's code was measured in a direction in place of what it does by default, or ""."""
+    by_default = Choice(engine.by_default.get(direction, ""))
+    of_direction = (measured for measured in rule.shapes if measured.shape.direction == direction)
+    has_default = any(by_default in measured.methods for measured in of_direction)
+    return "" if has_default else engine.measured.get(direction, "")
+
+
+def _shipped_text(shipping: Sequence[Engine], header: Sequence[str], rule: Rule) -> str:
     """What the columns of engines and of the copier in a header are of."""
     shown = [engine for engine in shipping if engine.title in header]
     titles = ", ".join(engine.title for engine in shown)
     text = f" {titles}: the method it takes there." if titles else ""
     for engine in shown:
-        text += "".join(f" {engine.title} {direction}: {method}." for direction, method in engine.measured.items())
+        stand_ins = {direction: _stand_in(engine, direction, rule) for direction in Direction}
+        text += "".join(f" {engine.title} {direction}: {method}." for direction, method in stand_ins.items() if method)
     return text + (f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else "")
 
 
@@ -170,7 +179,7 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
     gains: dict[str, list[str]] = {}
     for gain in alone.gains:
         if engine := engines().get(gain.over):
-            other = engine.measured.get(gain.kind.direction)
+            other = _stand_in(engine, gain.kind.direction, alone.rule)
             kind = f"{gain.kind} against {other}" if other else str(gain.kind)
             gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast(gain.ratios)}")
     parts = [f"{title} {', '.join(of_engine)}" for title, of_engine in sorted(gains.items())]

@@ -364,6 +364,11 @@ def test_a_store_that_is_not_the_default_of_its_engine_is_named(tmp_path: Path) 
     (line,) = (line for line in summary([run]) if line.startswith("Against engines' code"))
     assert "SGLang d2h idle against its kernel (layer_first) 5x" in line
     assert ", h2d idle 5x" in line
+    stores = [replace(cell, backend="sglang_store", sms=None) for cell in both if cell.sms == 1]
+    records = [*synthetic.ceilings(), *synthetic.rounds([*both, *stores], lambda cell: 50.0 if cell.sms else 10.0)]
+    run = synthetic.loaded(tmp_path / "store", records, synthetic.info(backends=[replace(facts, name="sglang_store")]))
+    assert "layer_first" not in str([*summary([run]), state_table(advice_of([run])).caption])
+    assert "SGLang d2h idle 5x" in " ".join(summary([run]))
 
 
 @pytest.mark.parametrize(
