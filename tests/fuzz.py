@@ -43,6 +43,7 @@ from tests.command import BRIEF, swept, tiny
 from tests.strategies import CPU, H200, opened
 from tests.unit.sweep.test_configs import EVERYWHERE, ON_A_HOST
 
+MODEL = Path(__file__).parent / "unit" / "models" / "configs" / "llama-3.1-8b-fp8-kv.json"
 CASE_S = 300  # ends a hang, also on a machine that other work holds up
 MOST_LINE = 2200
 MOST_GROWTH_MIB = 2560  # the largest pool that `trace make` takes, of 2^24 blocks, is 2.1 GiB
@@ -105,29 +106,11 @@ class Bench:
         shipped = [tomllib.loads(file.read_text()) for file in sorted((shipped_folder() / "rules").glob("*.toml"))]
         # Rules that the run `a` is judged by, so that cases reach the judge.
         self.rules = [*shipped, {"rule": RULES}, {"rule": RULES[:1]}]
-        self.policy = {
-            "device": CPU.title,
-            "tables": [
-                {
-                    "direction": "h2d",
-                    "stream_state": "idle",
-                    "block_bytes": [1024, 4096],
-                    "blocks": [4, 64],
-                    "choices": [["batched", "per_block"], ["batched descriptors_per_call=8", ""]],
-                }
-            ],
-        }
-        self.model = {
-            "model_type": "llama",
-            "architectures": ["LlamaForCausalLM"],
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "hidden_size": 4096,
-            "head_dim": 128,
-            "torch_dtype": "bfloat16",
-            "max_position_embeddings": 8192,
-        }
+        points = {"block_bytes": [1024, 4096], "blocks": [4, 64]}
+        choices = [["batched", "per_block"], ["batched descriptors_per_call=8", ""]]
+        table = {"direction": "h2d", "stream_state": "idle", **points, "choices": choices}
+        self.policy = {"device": CPU.title, "tables": [table]}
+        self.model = json.loads(MODEL.read_text())
 
     def write(self, name: str, data: bytes) -> str:
         path = self.folder / name

@@ -1,16 +1,12 @@
 """The documents say what the code does: their tables are its words, their commands run, their links lead somewhere."""
 
-import gzip
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence, Sized
-from functools import cache
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -164,72 +160,3 @@ def test_no_measured_figure_is_typed(document: Path) -> None:
     text = re.sub(r"^```toml\n.*?^```|-a \S+", "", text, flags=re.DOTALL | re.MULTILINE)
     assert not re.findall(r"\d[\d.,]*\s*(?:[KMG]B/s|GB per|µs|us\b|ms\b|times\b|-fold|x\b)", text)
     assert not re.findall(r"\b(?:24|28) ?KiB|\b25088\b", text)
-
-
-@cache
-def raw_cells(run: Path) -> Sequence[Sequence[dict[str, Any]]]:
-    """Return the visits of a journal by cell, each with the label of its method."""
-    cells: dict[str, list[dict[str, Any]]] = {}
-    with gzip.open(run / "journal.jsonl.gz", "rt") as journal:
-        for line in map(json.loads, journal):
-            if line["type"] == "visit":
-                cell = line["cell"]
-                line["label"] = f"{cell['backend']} ({cell['sms']} SMs)" if cell.get("sms") else cell["backend"]
-                line["label"] += f", pace {cell['pace']}" if cell.get("pace") else ""
-                cells.setdefault(json.dumps(cell), []).append(line)
-    return [*cells.values()]
-
-
-def cells_of(label: str, **axes: str) -> Iterator[Sequence[dict[str, Any]]]:
-    for run in figures.RUNS.iterdir():
-        for visits in raw_cells(run) if (run / "journal.jsonl.gz").exists() else ():
-            if visits[0]["label"] == label and axes.items() <= visits[0]["cell"].items():
-                yield visits
-
-
-def median_of(visits: Sequence[dict[str, Any]], figure: Callable[[dict[str, Any]], float]) -> tuple[float, float]:
-    """Return the median over rounds, by which visits of a round that was repeated count at least and at most."""
-    rounds: dict[int, list[float]] = {}
-    for visit in visits:
-        rounds.setdefault(visit["round"], []).append(figure(visit))
-    return median(map(min, rounds.values())), median(map(max, rounds.values()))
-
-
-@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
-def test_every_time_of_the_readme_comes_from_the_raw_samples_of_one_run() -> None:
-    """Computed from the journals alone, without what kvbench takes for a statistic."""
-    rows = [row for row in figures.answer_rows() if row[1] == "nothing"]
-    assert len(rows) == 2
-    for direction, _, use, rate, *_ in rows:
-        ((time, unit),) = re.findall(r"\(([\d.]+) (ms|us)\)", rate)
-        us = float(time) * (1000 if unit == "ms" else 1)
-        backend, counts = use.partition(" ")[0].rstrip(":"), re.findall(r"(\d+) SMs?\b", use)
-        label = f"{backend} ({counts[-1]} SMs)" if counts else backend  # for the largest number of blocks
-        shape = {"direction": direction, "blocks": "4096", "block_size": "16KiB", "stream_state": "idle"}
-        alone = [visits for visits in cells_of(label, **shape) if "event_us" in visits[0]["samples"]]
-        times = [median_of(visits, lambda visit: median(visit["samples"]["event_us"])) for visits in alone]
-        assert any(low * 0.995 <= us <= high * 1.005 for low, high in times), use  # three digits are printed
-
-
-def slowdown(visit: dict[str, Any]) -> float:
-    turn = visit["beside"]
-    return mean(turn["neighbour_beside_us"]) / mean(turn["neighbour_alone_us"])
-
-
-@pytest.mark.skipif(not cards.cards(), reason="no report is committed")
-def test_every_cost_of_the_readme_comes_from_the_turns_of_one_run() -> None:
-    """What a step takes lies among its visits, and what a GB takes from it follows from that and the GB/s."""
-    for direction, beside, use, gbps, step, cost, _ in figures.answer_rows():
-        if beside == "nothing" or step == "-":
-            continue
-        ends = []
-        for visits in cells_of(use, direction=direction, neighbour=beside, block_size="16KiB"):
-            slower = [*map(slowdown, visits)]
-            low, high = median_of(visits, lambda visit: median(visit["beside"]["swaps_beside_gbps"]))
-            ends.append((min(slower) - 0.005, max(slower) + 0.005, low * 0.995, high * 1.005))
-        assert any(
-            least <= float(step[:-1]) <= most and low <= float(gbps) <= high for least, most, low, high in ends
-        ), (use, step)
-        lost = float(cost.partition(" + ")[0])
-        reach = 0.006 / float(gbps) * 1e3  # the step is printed to a hundredth
-        assert lost == pytest.approx((1 - 1 / float(step[:-1])) / float(gbps) * 1e3, abs=reach)

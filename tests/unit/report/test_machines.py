@@ -8,6 +8,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
 from kvbench.report.document import snippet
+from kvbench.report.numbers import TIMES
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run
@@ -25,12 +26,16 @@ def run(folder: Path, title: str, gbps: float, *more: str, swaps: Sequence[tuple
     return made_run(folder, [*synthetic.ceilings(), *made], synthetic.info(title), title.replace(" ", "-"))
 
 
-def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> None:
-    runs = [run(tmp_path, "NVIDIA H100", 40.0, swaps=SWAPS[1:]), run(tmp_path, "NVIDIA H200", 50.0, "merged")]
+def rows_side_by_side(runs: Sequence[Run]) -> dict[str, list[str]]:
     table = machines_table(views_of(runs))
     assert table
     assert lines_of(table.header) == ["", "H100", "H200"]
-    rows = {name.replace("\N{MULTIPLICATION SIGN}", "x"): texts for name, texts in rows_of(table).items()}
+    return {name.replace(TIMES, "x"): texts for name, texts in rows_of(table).items()}
+
+
+def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> None:
+    runs = [run(tmp_path, "NVIDIA H100", 40.0, swaps=SWAPS[1:]), run(tmp_path, "NVIDIA H200", 50.0, "merged")]
+    rows = rows_side_by_side(runs)
     assert rows["h2d 10 000 x 4 KiB, GB/s: batched"] == ["5.00", "5.00"]
     assert [text.split(":")[0] for text in rows["h2d 10 000 x 4 KiB, GB/s: best"]] == ["40.0", "50.0"]
     assert not any(" 64 x" in name for name in rows)
@@ -41,10 +46,8 @@ def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) 
     runs = [run(tmp_path, f"NVIDIA {card}", 5.0, "mine") for card in ("H100", "H200")]
     for one in runs:
         one.info.backends.append(BackendFacts("mine", "", frozenset(), package="mine==1.0", plug_in=True))
-    table = machines_table(views_of(runs))
-    assert table
-    rows = rows_of(table)
-    assert "h2d 64 x 4 KiB, us: mine (plug-in)" in {name.replace("\N{MULTIPLICATION SIGN}", "x") for name in rows}
+    rows = rows_side_by_side(runs)
+    assert "h2d 64 x 4 KiB, us: mine (plug-in)" in rows
     assert not any("mine" in text for name, texts in rows.items() if name.endswith("best") for text in texts)
     assert rows["Recommended, h2d alone"] == ["mine (plug-in)"] * 2
 
@@ -62,9 +65,7 @@ def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast(tmp_
     ):
         made = synthetic.rounds(cells, lambda cell, rates=rates: rates.get(cell.sms or 0, 5.0), noise=0.001)
         runs.append(made_run(tmp_path, [*synthetic.ceilings(), *made], synthetic.info(card), card))
-    table = machines_table(views_of(runs))
-    assert table
-    (best,) = (texts for name, texts in rows_of(table).items() if name.endswith("best"))
+    (best,) = (texts for name, texts in rows_side_by_side(runs).items() if name.endswith("best"))
     assert [text.partition(": ")[2] for text in best] == ["sm (16 SMs)", "sm (8 SMs)"]
 
 
@@ -85,7 +86,6 @@ def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp
     foreign = run(tmp_path / "foreign", "NVIDIA H100", 30.0, "mine", "yours")
     names = ("mine", "yours")
     foreign.info.backends.extend(BackendFacts(name, "", frozenset(), package=f"{name}==1.0") for name in names)
-    table = machines_table(views_of([fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)]))
-    assert table
-    best = next(texts for name, texts in rows_of(table).items() if ", GB/s: best" in name)
+    rows = rows_side_by_side([fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)])
+    best = next(texts for name, texts in rows.items() if ", GB/s: best" in name)
     assert [text.partition(":")[0] for text in best] == ["40.0", "50.0"]

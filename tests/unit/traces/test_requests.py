@@ -199,71 +199,25 @@ def test_endless_lines_that_are_no_requests_are_not_read(tmp_path: Path) -> None
 # The script beside the page
 
 
-SAMPLES: dict[str, tuple[list[object], list[tuple[float, int, int]]]] = {
-    "aiperf": (
-        [
-            {"session_id": "a", "timestamp": 0, "input_length": 1024, "output_length": 32, "hash_ids": [1, 2]},
-            {"session_id": "a", "delay": 2000, "input_length": 512, "output_length": 10, "hash_ids": [3]},
-            {"session_id": "b", "timestamp": 500, "input_length": 512, "output_length": 10, "hash_ids": [1]},
-        ],
-        # time, input tokens, and the blocks of 16 that an earlier request has too
-        [(0.0, 1024, 0), (0.5, 512, 32), (0.2 + 32 * 0.02 + 2, 1024 + 32 + 512, 64)],
-    ),
-    "weka": (
-        [
-            {"id": "t0", "block_size": 64, "hash_id_scope": "local", "requests": [
-                {"t": 0.0, "in": 128, "out": 3, "hash_ids": [0, 1]},
-                {"t": 1.5, "requests": [{"t": 2.0, "in": 64, "out": 3, "hash_ids": [0]}]},
-                {"t": 9.0, "in": 192, "out": 3, "hash_ids": [0, 1, 2]},
-            ]},
-            {"id": "t1", "block_size": 64, "hash_id_scope": "local", "requests": [
-                {"t": 0.0, "in": 128, "out": 3, "hash_ids": [0, 1]},
-            ]},
-        ],
-        [(0.0, 128, 0), (1.0, 128, 0), (2.0, 64, 4), (9.0, 192, 8)],
-    ),
-    "dynamo": (
-        [
-            {"event_type": "request_payload", "request": {"request_id": "r"}},
-            *({"timestamp": 1, "event": {"event_type": "request_end", "request": {
-                "request_received_ms": 1_760_000_000_000 + at, "output_tokens": 3,
-                "replay": {"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [2**64 - 1, at]},
-            }}} for at in (0, 500)),
-        ],
-        [(1_760_000_000.0, 40, 0), (1_760_000_000.5, 40, 1)],
-    ),
-    "lmcache": (
-        [
-            {"timestamp": 5.0, "request_id": "a", "chunk_size": 256, "seq_len": 600, "chunk_hashes": ["0xa", "0xb"]},
-            {"timestamp": 5.5, "request_id": "a", "chunk_size": 256, "seq_len": 600, "chunk_hashes": ["0xa", "0xb"]},
-            {"timestamp": 9.0, "request_id": "b", "chunk_size": 256, "seq_len": 900, "chunk_hashes": ["0xa"]},
-        ],
-        [(5.0, 600, 0), (9.0, 511, 16)],
-    ),
-    "burstgpt": (
-        [
-            "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
-            "5.0,s,1,GPT-4,64,9,73,Conversation log",
-            "8.0,,1,GPT-4,64,9,73,API log",
-            "9.0,s,1,GPT-4,160,9,169,Conversation log",
-            "12.0,s,1,GPT-4,32,9,41,Conversation log",
-        ],
-        [(5.0, 64, 0), (8.0, 64, 0), (9.0, 160, 4), (12.0, 32, 0)],
-    ),
-}  # fmt: skip
+# A file of each format; of its requests the time, input tokens, and the blocks of 16 that an earlier request has too.
+SAMPLES = {
+    "aiperf.jsonl": [(0.0, 1024, 0), (0.5, 512, 32), (0.2 + 32 * 0.02 + 2, 1024 + 32 + 512, 64)],
+    "weka.jsonl": [(0.0, 128, 0), (1.0, 128, 0), (2.0, 64, 4), (9.0, 192, 8)],
+    "dynamo.jsonl": [(1_760_000_000.0, 40, 0), (1_760_000_000.5, 40, 1)],
+    "lmcache.jsonl": [(5.0, 600, 0), (9.0, 511, 16)],
+    "burstgpt.csv": [(5.0, 64, 0), (8.0, 64, 0), (9.0, 160, 4), (12.0, 32, 0)],
+}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_script_of_the_page_converts_a_format(tmp_path: Path, name: str) -> None:
-    lines, wanted = SAMPLES[name]
-    source, made = tmp_path / "source", tmp_path / "trace.jsonl"
-    source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
+    source, made = Path(__file__).parent / "samples" / name, tmp_path / "trace.jsonl"
     with pytest.raises(UsageError):
         read_requests(source)
-    subprocess.run([sys.executable, CONVERT, name, source, made], check=True)
+    subprocess.run([sys.executable, CONVERT, source.stem, source, made], check=True)
     found, seen = [], set[int]()
     for request in read_requests(made):
         keys = request.keys(16)
         found.append((request.arrival_s, request.input_tokens, len(seen.intersection(keys))))
         seen.update(keys)
-    assert found == [(pytest.approx(at_s), tokens, shared) for at_s, tokens, shared in wanted]
+    assert found == [(pytest.approx(at_s), tokens, shared) for at_s, tokens, shared in SAMPLES[name]]
