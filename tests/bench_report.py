@@ -9,7 +9,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from kvbench.cells.cell import Cell
 from tests import synthetic
 from tests.docs.figures import RUNS
 
+KVBENCH: Final = (sys.executable, "-m", "kvbench")
 COMMITTED: Final = sorted(RUNS.glob("*"))
 SIZES: Final = [int(kib * 1024) for kib in (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)]
 COUNTS: Final = (16, 64, 256, 1_024, 4_096, 10_000, 100_000)
@@ -51,17 +51,9 @@ def pandas_s() -> float:
     return min(cpu_s(sys.executable, "-c", "import pandas") for _ in range(3))
 
 
-def report_s(runs: Sequence[Path], out: Path) -> float:
-    return cpu_s(sys.executable, "-m", "kvbench", "report", *runs, "-o", out)
-
-
-def show_s(run: Path) -> float:
-    return min(cpu_s(sys.executable, "-m", "kvbench", "show", run) for _ in range(5))
-
-
 def main() -> None:
     engine = next(run for run in COMMITTED if run.name == "engine")
-    unit_s, took_s = pandas_s(), show_s(engine)
+    unit_s, took_s = pandas_s(), min(cpu_s(*KVBENCH, "show", engine) for _ in range(5))
     print(f"kvbench show: {took_s:.1f} s of CPU, {took_s / unit_s:.1f} times import pandas", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -72,7 +64,7 @@ def main() -> None:
             "a run of 10 000 cells": [write(folder / "large", 10_000, 4, 7)],
         }
         for subject, runs in subjects.items():
-            unit_s, took_s = pandas_s(), report_s(runs, folder / "report")
+            unit_s, took_s = pandas_s(), cpu_s(*KVBENCH, "report", *runs, "-o", folder / "report")
             print(f"{subject}: {took_s:.1f} s of CPU, {took_s / unit_s:.0f} times import pandas", flush=True)
 
 

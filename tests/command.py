@@ -18,7 +18,6 @@ from unittest import mock
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
-from kvbench.cells.cell import Cell
 from kvbench.cells.installed import installed
 from kvbench.cli import main, progress
 from kvbench.cli.main import app
@@ -265,7 +264,7 @@ def records(run: Path) -> list[Record]:
 
 def visit_counts(run: Path) -> Counter[tuple[str, int]]:
     """Return how often the journal of `run` holds each visit that counts: (cell id, round) -> count."""
-    return Counter((cell_of(visit).id, visit.round) for visit in visits_that_count(records(run)))
+    return Counter((visit.cell.id, visit.round) for visit in visits_that_count(records(run)))
 
 
 def failures(run: Path) -> list[Failure]:
@@ -274,10 +273,6 @@ def failures(run: Path) -> list[Failure]:
 
 def skips(run: Path) -> list[Skip]:
     return [record for record in records(run) if isinstance(record, Skip)]
-
-
-def cell_of(record: Visit | Failure | Skip) -> Cell:
-    return record.cell
 
 
 def with_times(us_of: Callable[[WorkerSlot, Visit], float]) -> Visiting:

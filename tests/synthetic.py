@@ -179,17 +179,6 @@ def order_cells() -> list[Cell]:
     return [Cell("batched", way, n, size, order=order) for way in Direction for n, size in shapes for order in Order]
 
 
-def ladder_cells() -> list[Cell]:
-    counts = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 64, 132)
-    return [
-        Cell("triton", way, 10_000, kib * 1024, state, sms=count)
-        for way in Direction
-        for kib in (4, 8, 16)
-        for count in counts
-        for state in STATES
-    ]
-
-
 def queue_cells() -> list[Cell]:
     depths = (0, 1, 4, 16, 64, 256, 1024, 4096)
     busy = StreamState.BUSY

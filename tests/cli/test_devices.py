@@ -10,7 +10,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.results import Visit, load_run
 from tests import command, synthetic
-from tests.command import cell_of, failures, kvbench_here, records, refused, succeeds, swept, tiny
+from tests.command import failures, kvbench_here, records, refused, succeeds, swept, tiny
 
 BOTH = ("--device=cpu,cpu", "--rounds=2", "--warmups=0", "--min-samples=2", "--max-samples=2", "--cell-seconds=0.05")
 
@@ -56,9 +56,9 @@ def test_a_fault_on_two_devices_spares_cells_of_one(tmp_path: Path) -> None:
     hints = [line.partition(": kvbench report ")[2] for line in done.stdout.splitlines() if "kvbench report" in line]
     assert hints == ["run"]  # the folder of both, once
     for name in ("cpu-0", "cpu-1"):
-        assert {cell_of(record).devices for record in failures(tmp_path / "run" / name)} == {2}
+        assert {record.cell.devices for record in failures(tmp_path / "run" / name)} == {2}
         visits = [record for record in records(tmp_path / "run" / name) if isinstance(record, Visit)]
-        assert {cell_of(visit).devices for visit in visits} == {1}
+        assert {visit.cell.devices for visit in visits} == {1}
         (again,) = {record.command for record in failures(tmp_path / "run" / name)}
         assert "-a devices=2 --device cpu,cpu" in again
 

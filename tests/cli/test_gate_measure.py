@@ -82,11 +82,6 @@ def visits_of(folder: Path, side: str) -> list[Visit]:
     return [record for record in load_run(folder / "gate" / side).records if isinstance(record, Visit)]
 
 
-def pairs_of(folder: Path) -> list[tuple[Visit, Visit]]:
-    theirs = {(visit.cell.blocks, visit.round): visit for visit in visits_of(folder, "cand")}
-    return [(visit, theirs[visit.cell.blocks, visit.round]) for visit in visits_of(folder, "base")]
-
-
 def steady_us(slot: WorkerSlot, made: Visit) -> float:
     return 3000.0 if f"blocks={made.cell.blocks}" in str(slot._open.fault) else 100.0
 
@@ -127,7 +122,8 @@ def test_two_backends_are_compared_cell_by_cell(backends: tuple[Done, Path]) -> 
 
 
 def test_visits_alternate_on_one_cpu_and_some_are_compared_byte_for_byte(backends: tuple[Done, Path]) -> None:
-    pairs = pairs_of(backends[1])
+    theirs = {(visit.cell.blocks, visit.round): visit for visit in visits_of(backends[1], "cand")}
+    pairs = [(visit, theirs[visit.cell.blocks, visit.round]) for visit in visits_of(backends[1], "base")]
     assert len(pairs) >= 24
     spans = sorted(visit.span_ns or (0, 0) for pair in pairs for visit in pair)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
@@ -157,23 +153,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
     folder = write_suite(tmp_path_factory.mktemp("faulty"), 4, *FAULTS, more="deadline_s = 12\n")
     faults = "; ".join(f"{fault} when blocks={blocks}" for blocks, (fault, _) in FAULTS.items())
     return compare(folder, f"--cand-fault={faults}"), folder
-
-
-@pytest.mark.parametrize("blocks", FAULTS, ids=str)
-def test_a_cell_that_fails_on_one_side_fails_the_gate_but_others_are_judged(
-    faulty: tuple[Done, Path], blocks: int
-) -> None:
-    done, folder = faulty
-    assert done.returncode == 5, done.stdout + done.stderr
-    judged = verdicts(folder)
-    assert judged.pop(SMALL) in ALIKE
-    assert judged == dict.fromkeys(map(cell, FAULTS), "FAILED")
-    assert FAULTS[blocks][1] in reasons(folder)[cell(blocks)]
-    assert FAULTS[blocks][1] in unfolded(done)
-    assert len([visit for visit in visits_of(folder, "base") if visit.cell.blocks == blocks]) <= 1
-    first, more = (line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)"))
-    assert first.startswith("FAILED (crash) cand: ")
-    assert more.startswith("FAILED (crash) 1 more cell of cand: ")
 
 
 # What stands in for an environment's python: kvbench's own worker, behind something that spoils its lines.
@@ -221,18 +200,30 @@ def lied_to(tmp_path_factory: pytest.TempPathFactory) -> tuple[Done, Path]:
     return compare(folder, cand=f"env:{write_liar(folder, {at: lie for at, (lie, _) in LIES.items()})}"), folder
 
 
-@pytest.mark.parametrize(
-    "blocks", LIES, ids=["no JSON", "no end", "another answer", "another visit", "a clock that lies", "no text"]
-)
-def test_a_side_with_invalid_answers_fails_only_those_rows(lied_to: tuple[Done, Path], blocks: int) -> None:
-    done, folder = lied_to
+@pytest.mark.parametrize(("gate", "spoiled"), [("faulty", FAULTS), ("lied_to", LIES)], ids=["fails", "lies"])
+def test_a_cell_that_fails_or_lies_on_one_side_fails_the_gate_but_others_are_judged(
+    request: pytest.FixtureRequest, gate: str, spoiled: Mapping[int, tuple[str, str]]
+) -> None:
+    done, folder = request.getfixturevalue(gate)
     assert done.returncode == 5, done.stdout + done.stderr
     judged = verdicts(folder)
     assert judged.pop(SMALL) in ALIKE
-    assert judged == dict.fromkeys(map(cell, LIES), "FAILED")
-    assert LIES[blocks][1] in reasons(folder)[cell(blocks)]
-    assert LIES[blocks][1] in unfolded(done)
+    assert judged == dict.fromkeys(map(cell, spoiled), "FAILED")
+    for blocks, (_, said) in spoiled.items():
+        assert said in reasons(folder)[cell(blocks)]
+        assert said in unfolded(done)
     assert "Traceback" not in done.stderr
+
+
+def test_a_cell_that_failed_on_one_side_is_not_visited_again_and_its_like_are_one_line(
+    faulty: tuple[Done, Path],
+) -> None:
+    done, folder = faulty
+    visited = [visit.cell.blocks for visit in visits_of(folder, "base")]
+    assert all(visited.count(blocks) <= 1 for blocks in FAULTS)
+    first, more = (line for line in done.stdout.splitlines() if line.startswith("FAILED (crash)"))
+    assert first.startswith("FAILED (crash) cand: ")
+    assert more.startswith("FAILED (crash) 1 more cell of cand: ")
 
 
 LOST = "the worker ended with exit code 1: out of memory"

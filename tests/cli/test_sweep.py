@@ -28,7 +28,6 @@ from tests.command import (
     Done,
     await_cpu_time,
     await_records,
-    cell_of,
     ended,
     error_line,
     events,
@@ -105,14 +104,14 @@ def test_the_summary_is_read_by_pandas_in_one_line(whole: Path) -> None:
 def test_every_cell_is_visited_and_verified_in_every_round(whole: Path) -> None:
     assert set(visit_counts(whole).values()) == {1}
     visits = visits_that_count(records(whole))
-    assert Counter((cell_of(visit).backend, visit.round) for visit in visits) == Counter(
+    assert Counter((visit.cell.backend, visit.round) for visit in visits) == Counter(
         (backend, number) for backend in ("batched", "per_block") for number in (0, 1)
     )
     for visit in visits:
         # the first swap, two samples and the audit's swap: four blocks each, and what lies beside them
         assert visit.verified_bytes > 4 * 4 * 1024
         assert len(visit.samples) == 2
-        assert visit.calls == (1 if cell_of(visit).backend == "batched" else 4)
+        assert visit.calls == (1 if visit.cell.backend == "batched" else 4)
 
 
 def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
@@ -223,7 +222,7 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
     assert done.returncode == 5
     assert not done.stderr
     assert status(run) == "complete"
-    errors = {cell_of(failure).blocks: (failure.kind, failure.message) for failure in failures(run)}
+    errors = {failure.cell.blocks: (failure.kind, failure.message) for failure in failures(run)}
     wrong = {blocks: errors[blocks][1].partition(" bytes are wrong, ")[2] for blocks in (3, 4)}
     assert wrong == {
         3: "the first at offset 2047, in the block of descriptor 0",
@@ -238,7 +237,7 @@ def test_every_kind_of_failure_is_recorded_and_the_other_cells_are_measured(faul
         6: ("timeout", "no answer within 12 s; the worker was killed"),
     }
     assert errors[5][1].startswith("the worker died by SIGSEGV")
-    assert {cell_of(record).blocks for record in records(run) if isinstance(record, Visit)} == {7, 8}
+    assert {record.cell.blocks for record in records(run) if isinstance(record, Visit)} == {7, 8}
     replaced = [record.text for record in records(run) if isinstance(record, Note)]
     assert len([text for text in replaced if "replaced" in text]) == len(errors)
 
@@ -252,7 +251,7 @@ def test_every_failure_is_shown_with_the_command_that_reproduces_it(faulty: tupl
     whole = done.stdout.replace(" \\\n", " ").splitlines()
     printed_commands = [shlex.split(line.partition("to measure it again: ")[2]) for line in whole]
     for failure in failures(run):
-        assert f"FAILED ({failure.kind}) {cell_of(failure).label}: {failure.message}" in text
+        assert f"FAILED ({failure.kind}) {failure.cell.label}: {failure.message}" in text
         assert shlex.split(failure.command) in printed_commands
     assert "2 cells measured, 6 failed, 0 skipped" in done.stdout
 

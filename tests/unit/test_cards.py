@@ -39,8 +39,9 @@ def add_run(card: Path, name: str, records: Sequence[Record], info_: RunInfo) ->
     return card
 
 
-def make_card(folder: Path) -> Path:
-    card = add_run(folder / "card", "quick", SEEN, info())
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    card = add_run(tmp_path_factory.mktemp("whole") / "card", "quick", SEEN, info())
     report = report_of([load_run(path) for path in cards.run_folders(card)])
     (card / "report.md").write_text(render_report(report))
     (card / "details.md").write_text(render_details(report))
@@ -50,11 +51,6 @@ def make_card(folder: Path) -> Path:
     for chart in report.charts:
         (card / f"{chart.stem}.png").touch()
     return card
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_card(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from kvbench.analysis.compare import Verdict, Visits, compare_apart, log_ratios
 from kvbench.analysis.margins import BETWEEN_RUNS
 from kvbench.results import Run, Visit, load_run
-from tests.command import cell_of
 from tests.data.freeze import FOLDER as FROZEN
 
 FALSE = (Verdict.FASTER, Verdict.SLOWER)
@@ -50,7 +49,7 @@ def test_another_run_lies_where_a_run_says_it_may(runs: tuple[Run, Run]) -> None
 def test_what_tells_arms_in_turn_apart_does_not_correlate_from_visit_to_visit(name: str) -> None:
     """Their interval takes visits for independent."""
     for run in map(load_run, (Path(__file__).parents[3] / "reports").glob(f"*/runs/{name}")):
-        group_of = {cell_of(record).id: record.group for record in run.records if isinstance(record, Visit)}
+        group_of = {record.cell.id: record.group for record in run.records if isinstance(record, Visit)}
         groups = defaultdict(list)
         for outcome in run.outcomes.values():
             if outcome.status == "ok":

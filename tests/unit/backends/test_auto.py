@@ -61,11 +61,6 @@ def write_policy(folder: Path, fitted: Path, device: str | None = None) -> Path:
     return path
 
 
-@pytest.fixture
-def policy(fitted: Path, tmp_path: Path) -> Path:
-    return write_policy(tmp_path, fitted)
-
-
 @pytest.fixture(scope="module")
 def by_policy(fitted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of auto and batched by a policy of another driver, which has no table for d2h."""
@@ -114,7 +109,8 @@ def test_a_policy_of_another_driver_is_used_and_noted(by_policy: Path) -> None:
     assert any("the policy was measured with driver 1.2, this is none" in text for text in notes)
 
 
-def test_a_resumed_run_keeps_its_policy(policy: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_policy(fitted: Path, tmp_path: Path) -> None:
+    policy = write_policy(tmp_path, fitted)
     run = swept(tmp_path, *tiny(**AXES, backend="auto"), *BRIEF, "--policy", policy, "--rounds=2")
     before = summary(run)
     lines = (run / "journal.jsonl").read_bytes().splitlines(keepends=True)

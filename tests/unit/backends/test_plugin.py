@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from kvbench.results import CellRecord, Visit, load_run
-from tests.command import BRIEF, Done, cell_of, error_line, failures, kvbench_here, records, skips, tiny
+from tests.command import BRIEF, Done, error_line, failures, kvbench_here, records, skips, tiny
 
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
@@ -86,12 +86,6 @@ def sweep_with(site: Path, backends: str, *options: str, **axes: str) -> Done:
     return kvbench_with(site, "sweep", *tiny(backend=backends, **axes), *BRIEF, *options, "--out=run")
 
 
-def listed(site: Path) -> dict[str, dict[str, str]]:
-    done = kvbench_with(site, "list", "backends", "--json")
-    assert done.returncode == 0, done.stderr
-    return {row["backend"]: row for row in json.loads(done.stdout)}
-
-
 def test_an_installed_package_is_measured_beside_the_others(installed: Path) -> None:
     axes = {"direction": "h2d,d2h", "stream_state": "idle,busy", "blocks": "9", "block_size": "1000"}
     done = sweep_with(installed, "memmove,batched", **axes)
@@ -112,7 +106,7 @@ def swept_beside_batched(site: Path, codes: dict[str, str], *options: str, **axe
         install(site, code, name)
     done = sweep_with(site, ",".join((*codes, "batched")), *options, **axes)
     run = site.parent / "run"
-    assert {cell_of(r).backend for r in records(run) if isinstance(r, Visit)} == {"batched"}
+    assert {r.cell.backend for r in records(run) if isinstance(r, Visit)} == {"batched"}
     return done, run
 
 
@@ -134,7 +128,7 @@ def test_the_cells_of_packages_that_cannot_be_used_are_skipped(site: Path) -> No
     entries.write_text(entries.read_text().replace("plugin = ", "batched = "))
     done, run = swept_beside_batched(site, {name: code for name, (code, _) in UNUSABLE.items()})
     assert done.returncode == 0, done.stderr
-    reasons = {cell_of(skip).backend: skip.reason for skip in skips(run)}
+    reasons = {skip.cell.backend: skip.reason for skip in skips(run)}
     assert set(reasons) == set(UNUSABLE)
     for name, (_, reason) in UNUSABLE.items():
         assert reason in reasons[name]
@@ -159,7 +153,7 @@ MISBEHAVING = {
 def test_packages_that_misbehave_fail_only_in_their_cells(site: Path) -> None:
     done, run = swept_beside_batched(site, {name: code for name, (code, *_) in MISBEHAVING.items()}, "--deadline-s=12")
     assert done.returncode == 5, done.stderr
-    failed = {cell_of(failure).backend: failure for failure in failures(run)}
+    failed = {failure.cell.backend: failure for failure in failures(run)}
     assert set(failed) == set(MISBEHAVING)
     for name, (_, kind, message) in MISBEHAVING.items():
         assert failed[name].kind == kind
@@ -169,7 +163,7 @@ def test_packages_that_misbehave_fail_only_in_their_cells(site: Path) -> None:
 
 def test_a_package_that_answers_nonsense_is_named_and_the_others_are_listed(site: Path) -> None:
     install(site, changed("return frozenset()", "return 7").replace("a backend for tests", "\\x1b[31mred"))
-    rows = listed(site)
+    rows = {row["backend"]: row for row in json.loads(kvbench_with(site, "list", "backends", "--json").stdout)}
     assert rows["plugin"]["here"].startswith("not on cpu: kvbench-plugin==1.0 fails to describe it: ValidationError")
     assert rows["batched"]["here"] == "available"
     (site / "kvbench_plugin.py").write_text(textwrap.dedent(changed("a backend for tests", "\\x1b[31mred")))
@@ -183,7 +177,7 @@ def test_packages_that_do_not_load_are_measured_only_if_they_are_named(site: Pat
     usual = [option for option in tiny() if not option.startswith("-abackend")]
     done = kvbench_with(site, "sweep", *usual, *BRIEF, "--out=run")
     assert done.returncode == 0, done.stderr
-    cells = {cell_of(record).backend for record in records(site.parent / "run") if isinstance(record, CellRecord)}
+    cells = {record.cell.backend for record in records(site.parent / "run") if isinstance(record, CellRecord)}
     assert "sound" in cells
     assert not cells & {*broken}
 

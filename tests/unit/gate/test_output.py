@@ -34,11 +34,6 @@ def sheet(*rows: Row, verdict: GateVerdict = GateVerdict.SLOWER) -> Sheet:
     return sheet_of_judgement(judgement(*rows, verdict=verdict))
 
 
-def hostile() -> Sheet:
-    broken = Side(extra=[failure(CELLS[0], HOSTILE)])
-    return sheet_of_judgement(judge_runs(*compared(Side(), broken, rounds=12)))
-
-
 def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> None:
     unclear, same = row(GateVerdict.UNDECIDED, name="unclear"), row(GateVerdict.SAME)
     settled = replace(unclear, name="not slower", effect=Estimate(0.9, 0.8, 1.0, not_slower=True))
@@ -53,7 +48,8 @@ def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> Non
 
 
 def test_hostile_text_is_escaped_in_markdown() -> None:
-    text = page(hostile())
+    broken = Side(extra=[failure(CELLS[0], HOSTILE)])
+    text = page(sheet_of_judgement(judge_runs(*compared(Side(), broken, rounds=12))))
     assert "<script>" not in text
     assert "[l](" not in text
     assert "@everyone" not in text

@@ -29,10 +29,6 @@ CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Di
 SAME = {cell: cell for cell in CELLS}
 
 
-def write(path: Path, records: list[Record], **changes: object) -> Run:
-    return synthetic.loaded(path, records, synthetic.info(**changes))  # type: ignore[arg-type]
-
-
 def environment(folder: Path, answer: str) -> Path:
     """Make what stands in for an environment's python and says `answer` of its kvbench."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +202,7 @@ def in_turn(
                 visit.samples.caller_us[:] = [share(side, visit.cell) * us for us in visit.samples.wall_us]
                 values = {**calm, "process": 1 + number % 2, **changes(side, visit)}
                 records.append(msgspec.structs.replace(visit, span_ns=(began_ns, began_ns + 50), **values))
-        runs.append(write(folder / name, records))
+        runs.append(synthetic.loaded(folder / name, records))
     return runs
 
 

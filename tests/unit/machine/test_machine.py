@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -160,15 +161,11 @@ def test_clock_limits_of_older_and_newer_drivers_are_read(root: Path) -> None:
     assert observed["clock_limits"] == ["sw_power_cap", "bits_0x1000"]
 
 
-def broken() -> contextlib.AbstractContextManager[Nvml]:
-    raise OSError("no\nlibrary")
-
-
 @pytest.mark.parametrize(
     ("nvml", "reason"),
     [
         (FakeNvml({}).open, "NVML does not find cuda:0: RuntimeError: Not Supported"),
-        (broken, "NVML cannot be opened: OSError: no library"),
+        (mock.Mock(side_effect=OSError("no\nlibrary")), "NVML cannot be opened: OSError: no library"),
     ],
 )
 def test_an_nvml_that_raises_leaves_reasons(root: Path, nvml: Any, reason: str) -> None:

@@ -38,7 +38,8 @@ def test_a_prefill_attends_to_the_tokens_before_and_to_no_later_one() -> None:
     torch.manual_seed(0)
     with torch.inference_mode():
         layer: Any = prefill_layer(torch, "cpu", MODEL, 70)
-        (entered, whole), last = _closure_of(layer), 69
+        held, last = inspect.getclosurevars(layer).nonlocals, 69
+        entered, whole = held["entered"], held["layer"]
         states = whole(entered).float()
         assert states.shape == (70, 32)
         assert torch.isfinite(states).all()
@@ -48,9 +49,3 @@ def test_a_prefill_attends_to_the_tokens_before_and_to_no_later_one() -> None:
         changed = entered.clone()
         changed[0] += 1.0
         assert not torch.allclose(whole(changed).float()[last], states[last])
-
-
-def _closure_of(layer: Any) -> tuple[Any, Any]:
-    """The hidden states that enter, and the layer."""
-    held = inspect.getclosurevars(layer).nonlocals
-    return held["entered"], held["layer"]

@@ -300,17 +300,13 @@ def test_a_backend_that_does_not_keep_to_its_stream_is_caught(
         measure(bench, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1, None)
 
 
-def first_in_order(request: SwapRequest, number: int, stream: int) -> None:
-    (honest if number <= 30 else on_a_thread_of_its_own)(request, number, stream)
-
-
 @pytest.mark.parametrize("state", StreamState)
 def test_a_backend_that_keeps_to_its_stream_in_its_first_visit_alone_is_caught(
     bench: Bench, state: StreamState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = replace(CELLS[1], stream_state=state)
     sampling = msgspec.structs.replace(SAMPLING, warmups=0, min_samples=1, max_samples=1)
-    backend = Recorded(first_in_order)
+    backend = Recorded(lambda *given: (honest if given[1] <= 30 else on_a_thread_of_its_own)(*given))
     ready = set_up(bench, backend, cell, sampling, 1)
 
     def visits(rounds: range) -> None:

@@ -15,7 +15,6 @@ from kvbench.models.presets import ModelChoice, find_model
 PLAIN: dict[str, Any] = {"num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64}
 # Bytes of a layer of PLAIN for a token.
 LAYER = 2 * 4 * 64 * 2
-LATENT = {"num_hidden_layers": 8, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "head_dim": 192}
 LINEAR = {
     "linear_num_key_heads": 4, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
     "linear_conv_kernel_dim": 4,

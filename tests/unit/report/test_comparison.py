@@ -9,14 +9,13 @@ import pytest
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
 from kvbench.report.document import render_report
-from kvbench.report.model import Part, Report, plain
+from kvbench.report.model import plain
 from kvbench.report.numbers import TIMES
 from kvbench.results import Record, Run, RunInfo
 from kvbench.results.between_runs import CardSpread
 from tests import synthetic
 from tests.reports import highlights_of, made_run, part_of, rows_of, sections_of, table_of
 
-ROUNDS = 6
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
 
 
@@ -26,17 +25,12 @@ def run(
     cells: Sequence[Cell],
     rate: Callable[[Cell], float] = synthetic.gbps_of,
     info: RunInfo | None = None,
-    rounds: int = ROUNDS,
 ) -> Run:
     seeded = (  # visits of two runs, as of two rounds, have samples of their own
-        synthetic.visits(cells, rate, count=7, round_=number + 100 * len(name)) for number in range(rounds)
+        synthetic.visits(cells, rate, count=7, round_=number + 100 * len(name)) for number in range(6)
     )
     records: list[Record] = [*synthetic.ceilings(), *(visit for visits in seeded for visit in visits)]
     return made_run(tmp_path, records, info, name)
-
-
-def compared(*runs: Run) -> Part:
-    return part_of(report_of(runs), "comparison")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,22 +49,11 @@ def cells() -> list[Cell]:
     return [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "per_block"]
 
 
-def slower_small_blocks(cell: Cell) -> float:
-    return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 4096 else 1.0)
+def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cell]) -> None:
+    def slower_small_blocks(cell: Cell) -> float:
+        return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 4096 else 1.0)
 
-
-@pytest.fixture(scope="module")
-def slower(tmp_path_factory: pytest.TempPathFactory, cells: list[Cell]) -> list[Run]:
-    folder = tmp_path_factory.mktemp("slower")
-    return [run(folder, "before", cells), run(folder, "afterwards", cells, slower_small_blocks)]
-
-
-@pytest.fixture(scope="module")
-def report(slower: list[Run]) -> Report:
-    return report_of(slower)
-
-
-def test_slower_cells_come_first_in_a_comparison(report: Report) -> None:
+    report = report_of([run(tmp_path, "before", cells), run(tmp_path, "afterwards", cells, slower_small_blocks)])
     rows = [list(map(plain, row)) for row in table_of(part_of(report, "comparison"), "Cell by cell").rows]
     slow = [row[4] in ("1 KiB", "2 KiB", "4 KiB") for row in rows]
     assert slow == sorted(slow, reverse=True)
@@ -86,7 +69,7 @@ def test_slower_cells_come_first_in_a_comparison(report: Report) -> None:
 def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cells: list[Cell]) -> None:
     other = synthetic.info(identity={"gpu_name": "Synthetic H200", "driver_version": "600.1"}, identity_hash="f")
     runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other)]
-    differing = rows_of(table_of(compared(*runs), "Differences of identity"))
+    differing = rows_of(table_of(part_of(report_of(runs), "comparison"), "Differences of identity"))
     assert differing["driver_version"] == ['"580.159"', '"600.1"']
     assert "device" not in differing
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]

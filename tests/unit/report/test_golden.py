@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +36,8 @@ SWAPS: Final = ModelChoice(("llama-3-8b", "gpt-oss-20b"), tokens=2048).swaps()
 
 def cells() -> list[Cell]:
     cliff = synthetic.cliff_cells(kib=CLIFF_KIB)
-    ladder = [cell for cell in synthetic.ladder_cells() if cell.block_bytes == 16 * 1024 and cell.sms in (1, 2, 4, 8)]
+    shapes = product(Direction, (10_000,), (16 * 1024,), synthetic.STATES)
+    ladder = [Cell("triton", *shape, sms=count) for shape in shapes for count in (1, 2, 4, 8)]
     orders = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
     queues = [cell for cell in synthetic.queue_cells() if cell.queued in (0, 1, 4, 64, 1024, 4096)]
     models = [

@@ -509,11 +509,6 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     assert [lines_of(row)[0] for row in by_streams.rows] == ["1", "2", "4"]
 
 
-def test_swaps_of_both_directions_have_a_rate_each_alone_and_at_once(tmp_path: Path) -> None:
-    report = made_report(tmp_path, synthetic.both_ways(replace(SM, opposite=True)))
-    assert lines_of(part_of(report, "opposite").tables[0].rows[0])[3:] == ["51.0", "30.0", "49.0", "40.0"]
-
-
 def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing(tmp_path: Path) -> None:
     cells = [replace(SM, priority=priority) for priority in (Priority.NONE, Priority.LOW)]
     decode = [replace(cell, neighbour=Neighbour.DECODE) for cell in cells]

@@ -82,25 +82,18 @@ def test_a_journal_that_was_cut_at_a_line_is_said_until_its_run_has_ended_again(
     assert not load_run(run).warnings
 
 
-def test_an_edited_line_is_named(run: Path) -> None:
+@pytest.mark.parametrize(("edit", "line"), [("edit", 3), ("remove", 2), ("swap", 1), ("repeat", 2), ("blank", 2)])
+def test_a_line_that_was_edited_moved_or_removed_is_named(run: Path, edit: str, line: int) -> None:
     journal = run / "journal.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    lines[2] = lines[2].replace('"round":0', '"round":1')
-    journal.write_text("".join(lines))
-    with pytest.raises(RunDirectoryError, match="journal line 3 was changed after it was written"):
-        load_run(run)
-    with pytest.raises(RunDirectoryError, match="line 3"):
-        RunWriter.reopen(run)
-
-
-@pytest.mark.parametrize("edit", ["remove", "swap", "repeat", "blank"])
-def test_lines_cannot_be_moved_or_removed(run: Path, edit: str) -> None:
-    journal = run / "journal.jsonl"
-    a, b, *rest = journal.read_text().splitlines(keepends=True)
-    edited = {"remove": [a, *rest], "swap": [b, a, *rest], "repeat": [a, a, b, *rest], "blank": [a, "\n", b, *rest]}
+    a, b, c, *rest = journal.read_text().splitlines(keepends=True)
+    edited = {
+        "edit": [a, b, c.replace('"round":0', '"round":1'), *rest], "remove": [a, c, *rest], "swap": [b, a, c, *rest],
+        "repeat": [a, a, b, c, *rest], "blank": [a, "\n", b, c, *rest],
+    }  # fmt: skip
     journal.write_text("".join(edited[edit]))
-    with pytest.raises(RunDirectoryError, match=r"journal line [12] was changed"):
-        load_run(run)
+    for read in (load_run, RunWriter.reopen):
+        with pytest.raises(RunDirectoryError, match=f"journal line {line} was changed after it was written"):
+            read(run)
 
 
 def _write_raw(run: Path, *bodies: bytes) -> None:

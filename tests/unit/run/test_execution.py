@@ -245,15 +245,12 @@ def test_rounds_are_spread_over_starts_of_a_worker(
 
 
 def test_a_resumed_run_counts_on_with_its_workers() -> None:
-    before = Progress(msgspec.structs.replace(one, process=4) for one in Slot(0).visit(_asked_of(CELLS[0])))
+    request = MeasureCells(cells=[CELLS[0].as_strings()], round=0, seed=0, sampling=Sampling())
+    before = Progress(msgspec.structs.replace(one, process=4) for one in Slot(0).visit(request))
     assert (before.processes, Progress().processes) == (4, 0)
     slot = WorkerSlot(SweepSpec("test"))
     slot.count_after(before.processes)
     assert slot._started == 4
-
-
-def _asked_of(cell: Cell) -> MeasureCells:
-    return MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
 
 
 def test_the_large_copies_of_a_cpu_say_nothing_of_a_round(tmp_path: Path) -> None:

@@ -215,17 +215,13 @@ def test_a_method_that_failed_or_is_not_allowed_is_not_chosen(tmp_path: Path) ->
     assert {str(choice) for one, choice in limited.choices.items() if one.shape.block_bytes == KIB} == {"sm sms=1"}
 
 
-def one_backend_each(folder: Path, rate: Rate) -> list[Run]:
-    copies, kernels = ([cell for cell in cells() if (cell.backend == "sm") is of_sm] for of_sm in (False, True))
-    return [run_of(folder / str(number), rate, made) for number, made in enumerate((copies, kernels))]
-
-
 @pytest.mark.parametrize(("times", "decided"), [(6.0, True), (1.2, False)])
 def test_two_runs_with_a_backend_each_are_compared_by_more_than_starts_differ(
     tmp_path: Path, times: float, decided: bool
 ) -> None:
     """Starts differ by half at most; no round has both, and that makes nothing equal."""
-    runs = one_backend_each(tmp_path, lambda cell: 5.0 * times if cell.sms else 5.0)
+    copies, kernels = ([cell for cell in cells() if (cell.sms is None) is of_copies] for of_copies in (True, False))
+    runs = [run_of(tmp_path / "copies", lambda _: 5.0, copies), run_of(tmp_path / "sm", lambda _: 5.0 * times, kernels)]
     (part,) = (part for parts in advice_of(runs).alone.rule.parts.values() for part in parts)
     assert str(part.choice) == ("sm sms=1" if decided else "batched order=any")
     assert [other.backend for other in part.pick.compared] == ["batched" if decided else "sm"]

@@ -84,14 +84,6 @@ def test_the_search_finds_what_the_full_grid_finds() -> None:
         assert times[shape, answer.choice] <= 1.05 * min(full[shape])
 
 
-def test_batched_copies_stay_in_every_race() -> None:
-    """The choice is told apart from them, which takes all their visits, however slow they are."""
-    _, visits = searched(0)
-    finished = {SwapShape.of_cell(cell) for cell, times in visits.items() if len(times) >= MIN_PAIRS}
-    assert len(finished) > len(COUNTS)
-    assert all(len(times) >= MIN_PAIRS for cell, times in visits.items() if cell.backend == "batched")
-
-
 def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
     """Every way gets the visits of a verdict there, and the race is as it would be without."""
     beside = [replace(cell, pattern=Pattern("runs", 8)) for cell in cells()[:2]]
@@ -107,12 +99,15 @@ def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
     assert search.expected_visits == alone.expected_visits + 6 * len(beside)
 
 
-def test_what_may_be_chosen_has_six_visits_and_nothing_has_too_many() -> None:
+def test_what_may_be_chosen_and_batched_copies_have_six_visits_and_nothing_has_too_many() -> None:
+    """The choice is told apart from batched copies, which takes all their visits, however slow they are."""
     found, visits = searched(0)
+    finished = {SwapShape.of_cell(cell) for cell, times in visits.items() if len(times) >= MIN_PAIRS}
+    assert len(finished) > len(COUNTS)
     for cell, times in visits.items():
         assert len(times) <= MOST_ROUNDS
-        if found[SwapShape.of_cell(cell)].choice == Choice.of_cell(cell):
-            assert len(times) >= 6
+        if cell.backend == "batched" or found[SwapShape.of_cell(cell)].choice == Choice.of_cell(cell):
+            assert len(times) >= MIN_PAIRS
 
 
 @pytest.mark.parametrize("slow", [{1, 2}, {0, 2, 3}, {1, 3, 4}])

@@ -34,12 +34,6 @@ def run_of(folder: Path, *records: synthetic.Record, spec: Mapping[str, Any] = S
     return synthetic.loaded(folder / "run", [*synthetic.ceilings(), *records], info)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Merged copies are the fastest."""
-    return run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0), *replayed("batched", 5.0))
-
-
 def test_parts_hold_about_equal_shares_of_the_bytes() -> None:
     blocks = np.random.default_rng(0).integers(1, 5000, 400)
     parts = parts_of(blocks)
@@ -58,7 +52,8 @@ def test_a_part_has_the_swaps_that_a_verdict_needs(large: int) -> None:
     assert parts_of(np.array([], dtype=np.int64)) == []
 
 
-def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(run: Run) -> None:
+def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(tmp_path: Path) -> None:
+    run = run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0), *replayed("batched", 5.0))
     answers = answers_of(shapes_of([run], lambda _: True))
     assert {answer.measured.shape.kind for answer in answers} == {(Direction.H2D, StreamState.IDLE)}
     assert len(answers) > 1
