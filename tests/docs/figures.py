@@ -36,20 +36,16 @@ _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 def numbers(folders: Sequence[Path] = CARDS) -> str:
     """The answers of the cards' reports, in so few columns that a phone shows all, and where they come from."""
     notes = _answer(folders[0])[2].removeprefix("- ").split("\n- ")
-    names = [""] if len(folders) == 1 else [f"{_short_name(folder)}: " for folder in folders]
+    names = [""] if len(folders) == 1 else [_short_name(folder) for folder in folders]
     of_cards = [
         [_situation(*row, card=name) for row in answer_rows(folder)]
         for name, folder in zip(names, folders, strict=True)
     ]
-    rows = [_a_line_a_card(rows) for rows in zip(*of_cards, strict=True)]
-    cards_text = " ".join(name + _origin(folder) for name, folder in zip(names, folders, strict=True))
+    # A row for each card: lines of one row would not stay side by side where a narrow page breaks them.
+    rows = [row for of_situation in zip(*of_cards, strict=True) for row in of_situation]
+    origins = [f"{name}{': ' * bool(name)}{_origin(folder)}" for name, folder in zip(names, folders, strict=True)]
     head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
-    return f"{table(head, rows)}\n\n{'. '.join(notes)}. {cards_text}"
-
-
-def _a_line_a_card(rows: Sequence[Sequence[str]]) -> Sequence[str]:
-    swaps, *figures = zip(*rows, strict=True)
-    return [swaps[0], *map("<br>".join, figures)]
+    return f"{table(head, rows)}\n\n{'. '.join(notes)}. {' '.join(origins)}"
 
 
 def answer_rows(folder: Path = REPORT) -> list[list[str]]:
@@ -68,9 +64,9 @@ def _situation(
     lost, _, thread = cost.rpartition(" + ")
     said = {"step": step, "lost": lost, "thread": thread}
     costs = ", ".join(f"{name} {figure}" for name, figure in said.items() if figure not in ("", "-"))
-    swap = "alone" if beside == "nothing" else f"beside {beside}"
-    more = f"{'; ' if card else '<br>'}otherwise {other}"
-    return f"{direction} {swap}", card + use + more * (other != "-"), gbps, costs or "-"
+    swap = f"{direction} {'alone' if beside == 'nothing' else f'beside {beside}'}"
+    others = f"<br>otherwise {other}" * (other != "-")
+    return f"{swap}, {card}" if card else swap, use + others, gbps, costs or "-"
 
 
 # A question, the pull request of vLLM that raised it ("" for none), and the run and section that answer it.

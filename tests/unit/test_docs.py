@@ -56,12 +56,12 @@ def test_the_documents_stay_short() -> None:
     assert not {"opened", "gated", "sustained", "merged", "copier"} & {*README.read_text().split()}
 
 
-def test_the_answers_of_two_cards_are_two_lines_of_each_row() -> None:
-    first, second = (figures.numbers([figures.REPORT] * cards).splitlines()[2].split(" | ") for cards in (1, 2))
-    assert second[0] == first[0]
-    assert [text.strip("| ") for text in second[2:]] == [
-        f"{text.strip('| ')}<br>{text.strip('| ')}" for text in first[2:]
-    ]
+def test_each_card_has_a_row_of_its_own_for_each_situation() -> None:
+    single, double = (figures.numbers([figures.REPORT] * cards).split("\n\n")[0].splitlines() for cards in (1, 2))
+    assert len(double) - 2 == 2 * (len(single) - 2)
+    (swap, *answer), *of_cards = (row.strip("| ").split(" | ") for row in (single[2], *double[2:4]))
+    assert [row[1:] for row in of_cards] == [answer] * 2
+    assert all(row[0].startswith(f"{swap}, ") for row in of_cards)
 
 
 def test_every_exit_code_and_verdict_has_a_row() -> None:
