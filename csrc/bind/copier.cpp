@@ -150,9 +150,9 @@ std::size_t beside_of(const BlockCopier& copier, nb::handle named) {
   if (named.is_none()) return 0;
   std::string name;
   if (!nb::try_cast(named, name)) throw nb::type_error("beside: must be \"nothing\", \"decode\" or \"prefill\"");
-  const auto known = std::find(kBeside.begin() + 1, kBeside.end(), name);
-  if (known == kBeside.end()) throw nb::value_error("beside: must be \"nothing\", \"decode\" or \"prefill\"");
-  const auto index = static_cast<std::size_t>(known - kBeside.begin());
+  const auto position = std::find(kBeside.begin() + 1, kBeside.end(), name);
+  if (position == kBeside.end()) throw nb::value_error("beside: must be \"nothing\", \"decode\" or \"prefill\"");
+  const auto index = static_cast<std::size_t>(position - kBeside.begin());
   if (!copier.serves(index)) {
     throw nb::value_error("beside: the policy has no table for it; measure it with kvbench sweep beside");
   }
@@ -189,9 +189,9 @@ void copier(nb::module_& m) {
           "sources"_a.none(), "destinations"_a.none(), "sizes"_a.none(), "stream"_a.none(), nb::kw_only(),
           "source_order_any"_a = false, "beside"_a = nb::none())
       .def("way_of", &BlockCopier::way_of, "blocks"_a, "total_bytes"_a, "direction"_a, nb::kw_only(), "idle"_a,
-           "beside"_a = 0, "Return the index of the way of a list, by whether its stream is idle.")
+           "beside"_a = 0, "The index of the way of a list, by whether its stream is idle.")
       .def("not_staged", &BlockCopier::not_staged,
-           "Return how many lists went another way than through pages, which a table names, as they are not in pages.")
+           "How many lists went another way than through pages, which a table names, as they are not in pages.")
       .def("forget", &BlockCopier::forget, "Forget where blocks lie, after memory was freed.")
       .def("__repr__", [](const BlockCopier&) { return "<BlockCopier>"; });
   m.def(

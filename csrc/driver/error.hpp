@@ -26,9 +26,9 @@ class DriverError : public std::runtime_error {
 
  private:
   static std::string text(const std::string& call, const std::string& name, std::optional<std::size_t> descriptor) {
-    std::string said = call + ": " + name;
-    if (descriptor) said += " (descriptor " + std::to_string(*descriptor) + ")";
-    return said;
+    std::string message = call + ": " + name;
+    if (descriptor) message += " (descriptor " + std::to_string(*descriptor) + ")";
+    return message;
   }
 
   std::string call_;

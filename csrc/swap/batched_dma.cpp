@@ -27,40 +27,6 @@ void break_at_regions(const Descriptors& list, std::vector<std::size_t>& first, 
   first.swap(broken);
 }
 
-}  // namespace
-
-void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std::vector<std::size_t>& first) {
-  const std::size_t count = descriptors.size();
-  const Address* source = descriptors.sources.data();
-  const Address* destination = descriptors.destinations.data();
-  const std::size_t* bytes = descriptors.bytes.data();
-  // Finds the beginnings of runs without a branch: an index inside a run is overwritten by the next one.
-  first.resize(count + 1);
-  std::size_t* begins = first.data();
-  begins[0] = 0;
-  std::size_t runs = count > 0 ? 1 : 0;
-  for (std::size_t i = 1; i < count; ++i) {
-    begins[runs] = i;
-    runs += static_cast<std::size_t>((source[i] != source[i - 1] + bytes[i - 1]) |
-                                     (destination[i] != destination[i - 1] + bytes[i - 1]));
-  }
-  first.resize(runs);
-  if (descriptors.route) {
-    break_at_regions(descriptors, first, merged.bytes);
-    runs = first.size();
-  }
-  merged.resize(runs);
-  for (std::size_t run = 0; run < runs; ++run) {
-    const std::size_t begin = first[run];
-    const std::size_t last = (run + 1 < runs ? first[run + 1] : count) - 1;
-    merged.sources[run] = source[begin];
-    merged.destinations[run] = destination[begin];
-    merged.bytes[run] = source[last] + bytes[last] - source[begin];
-  }
-}
-
-namespace {
-
 /// Descriptors per call of a sliced list. The copy engine starts when a call returns. Each further slice costs host
 /// time, and nothing hides the submission of the last: the sum is least if a slice grows with the square root of the
 /// list. The factor was the best on an H200 with driver 580.
@@ -139,6 +105,36 @@ class BatchCopier final : public ListCopier {
 };
 
 }  // namespace
+
+void merge_adjacent(const Descriptors& descriptors, DescriptorList& merged, std::vector<std::size_t>& first) {
+  const std::size_t count = descriptors.size();
+  const Address* source = descriptors.sources.data();
+  const Address* destination = descriptors.destinations.data();
+  const std::size_t* bytes = descriptors.bytes.data();
+  // Finds the beginnings of runs without a branch: an index inside a run is overwritten by the next one.
+  first.resize(count + 1);
+  std::size_t* begins = first.data();
+  begins[0] = 0;
+  std::size_t runs = count > 0 ? 1 : 0;
+  for (std::size_t i = 1; i < count; ++i) {
+    begins[runs] = i;
+    runs += static_cast<std::size_t>((source[i] != source[i - 1] + bytes[i - 1]) |
+                                     (destination[i] != destination[i - 1] + bytes[i - 1]));
+  }
+  first.resize(runs);
+  if (descriptors.route) {
+    break_at_regions(descriptors, first, merged.bytes);
+    runs = first.size();
+  }
+  merged.resize(runs);
+  for (std::size_t run = 0; run < runs; ++run) {
+    const std::size_t begin = first[run];
+    const std::size_t last = (run + 1 < runs ? first[run + 1] : count) - 1;
+    merged.sources[run] = source[begin];
+    merged.destinations[run] = destination[begin];
+    merged.bytes[run] = source[last] + bytes[last] - source[begin];
+  }
+}
 
 std::unique_ptr<Swap> make_batched(std::shared_ptr<Driver> driver, Descriptors descriptors, Direction direction,
                                    BatchOptions options) {

@@ -116,12 +116,12 @@ void BlockCopier::complete(Tables& tables, std::size_t max_entries) {
   const bool any_table = std::ranges::any_of(tables, [](const CopyTable& table) { return !table.ways.empty(); });
   if (!any_table) return;
   for (const Direction direction : {Direction::h2d, Direction::d2h}) {
-    CopyTable &free = tables[index_of(direction, false)], &held = tables[index_of(direction, true)];
-    if (free.ways.empty()) free = held;
-    if (held.ways.empty()) held = free;
-    if (free.ways.empty()) throw std::invalid_argument("each direction needs a table");
+    CopyTable &when_idle = tables[index_of(direction, false)], &when_busy = tables[index_of(direction, true)];
+    if (when_idle.ways.empty()) when_idle = when_busy;
+    if (when_busy.ways.empty()) when_busy = when_idle;
+    if (when_idle.ways.empty()) throw std::invalid_argument("each direction needs a table");
     if (max_entries == 0) continue;
-    for (const CopyTable* table : {&free, &held}) {
+    for (const CopyTable* table : {&when_idle, &when_busy}) {
       for (const std::size_t way : table->ways) {
         for (const bool any : {false, true}) copier(way, direction, any).reserve(max_entries);
         if (ways_[way].staged) copier(ways_[way].otherwise, direction, false).reserve(max_entries);
@@ -147,8 +147,8 @@ bool BlockCopier::copy(const Descriptors& descriptors, Stream stream) {
 
 void BlockCopier::submit(const Descriptors& list, Stream stream) {
   const Direction direction = route_.begin(list);
-  const auto [free, held] = ways_of(list.size(), sum_of(list), direction, list.beside);
-  std::size_t way = free == held || driver_->idle(stream) ? free : held;
+  const auto [when_idle, when_busy] = ways_of(list.size(), sum_of(list), direction, list.beside);
+  std::size_t way = when_idle == when_busy || driver_->idle(stream) ? when_idle : when_busy;
   if (ways_[way].staged) {
     if (copy_by(way, list, stream, direction)) return;
     way = ways_[way].otherwise;
@@ -191,8 +191,8 @@ void BlockCopier::forget() {
 std::size_t BlockCopier::way_of(std::size_t count, std::size_t total_bytes, Direction direction, bool idle,
                                 std::size_t beside) const {
   if (!serves(beside)) throw std::invalid_argument("there is no table for swaps beside that");
-  const auto [free, held] = ways_of(count, total_bytes, direction, beside);
-  return idle ? free : held;
+  const auto [when_idle, when_busy] = ways_of(count, total_bytes, direction, beside);
+  return idle ? when_idle : when_busy;
 }
 
 BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t total_bytes, Direction direction,
@@ -200,11 +200,11 @@ BlockCopier::Candidates BlockCopier::ways_of(std::size_t count, std::size_t tota
   const Tables& tables = tables_[beside];
   const auto blocks = static_cast<double>(count);
   const double block_bytes = static_cast<double>(total_bytes) / blocks;
-  const std::size_t free = way_in(tables[index_of(direction, false)], block_bytes, blocks);
-  if (total_bytes < kAskFromBytes) return {free, free};
-  const std::size_t held = way_in(tables[index_of(direction, true)], block_bytes, blocks);
-  const bool both_kernels = ways_[free].sms > 0 && ways_[held].sms > 0;
-  return {free, both_kernels && total_bytes < kAskOfKernelsFromBytes ? free : held};
+  const std::size_t when_idle = way_in(tables[index_of(direction, false)], block_bytes, blocks);
+  if (total_bytes < kAskFromBytes) return {when_idle, when_idle};
+  const std::size_t when_busy = way_in(tables[index_of(direction, true)], block_bytes, blocks);
+  const bool both_kernels = ways_[when_idle].sms > 0 && ways_[when_busy].sms > 0;
+  return {when_idle, both_kernels && total_bytes < kAskOfKernelsFromBytes ? when_idle : when_busy};
 }
 
 ListCopier& BlockCopier::copier(std::size_t way_at, Direction direction, bool any) {

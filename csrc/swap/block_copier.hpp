@@ -89,8 +89,8 @@ class BlockCopier final : public ListCopier {
   using Tables = std::array<CopyTable, kCombinations>;  ///< by direction and whether work is pending
 
   struct Candidates {
-    std::size_t free;
-    std::size_t held;
+    std::size_t when_idle;
+    std::size_t when_busy;
   };
 
   void complete(Tables& tables, std::size_t max_entries);

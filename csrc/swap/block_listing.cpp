@@ -81,13 +81,13 @@ bool BlockListing::pack(void* table, List& head) const {
     const bool reached = std::max(ends.from.span().bytes, ends.to.span().bytes) <= kReach;
     if (in_one && reached && pack_within(ends, nullptr, table, head)) return true;
   }
-  const auto around = [](Address first) { return Known{{.begin = first - kReach / 2, .bytes = kReach}}; };
+  const auto around = [](Address first) { return PooledRegion{{.begin = first - kReach / 2, .bytes = kReach}}; };
   return pack_within({around(source), around(destination)}, descriptors_.route, table, head);
 }
 
 bool BlockListing::pack_within(const Ends& ends, Route* route, void* table, List& head) const {
   auto* ids = reinterpret_cast<Ids*>(static_cast<Row*>(table) + 1);
-  const Seen packed = pack_ids(descriptors_, ends, ids);
+  const EntryBits packed = pack_ids(descriptors_, ends, ids);
   if (packed.offsets % SmKernels::kAlignment != 0 || packed.left >> 63 != 0) return false;
   if (route) route->check(descriptors_);
   *static_cast<Row*>(table) = {ends.from.span().begin, ends.to.span().begin};

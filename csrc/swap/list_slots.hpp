@@ -72,11 +72,11 @@ class ListSlots {
   using Slots = std::vector<std::unique_ptr<ListSlot>>;
 
   Slots::iterator waited_for(std::size_t bytes) {
-    const auto known = [](const auto& slot) { return !slot->lost; };
-    const auto has_room = [=](const auto& slot) { return known(slot) && slot->pinned.bytes() >= bytes; };
+    const auto is_marked = [](const auto& slot) { return !slot->lost; };
+    const auto has_room = [=](const auto& slot) { return is_marked(slot) && slot->pinned.bytes() >= bytes; };
     const auto oldest = std::ranges::find_if(slots_, has_room);
     if (oldest != slots_.end()) return wait_for(**oldest), oldest;
-    const auto first = std::ranges::find_if(slots_, known);
+    const auto first = std::ranges::find_if(slots_, is_marked);
     if (first != slots_.end()) wait_for(**first);
     return make(bytes);
   }

@@ -8,14 +8,14 @@
 namespace kvbench {
 
 /// Bits over entries of a list.
-struct Seen {
+struct EntryBits {
   Address offsets = 0;  ///< of the size, and of every offset from the memory of its end
   Address left = 0;     ///< has the highest bit set if an entry does not lie wholly in memory of the ends
 };
 
 /// Looks at the entries from `first` to `end`, for `left` alone.
-Seen look_at(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end);
+EntryBits look_at(const Descriptors& list, const Ends& ends, std::size_t first, std::size_t end);
 /// Writes the ids of a list of one size, which count from where the memory of its ends begins.
-Seen pack_ids(const Descriptors& list, const Ends& ends, Ids* ids);
+EntryBits pack_ids(const Descriptors& list, const Ends& ends, Ids* ids);
 
 }  // namespace kvbench

@@ -52,9 +52,9 @@ const Region* holding(const std::map<Address, Region>& regions, Address address,
 }
 
 /// Whether regions overlap, or are parts of one mapping that adjoin.
-bool meet(const Region& one, const Region& other) {
-  const Address adjoin = one.mapped && other.mapped ? 1 : 0;
-  return one.begin < other.end() + adjoin && other.begin < one.end() + adjoin;
+bool meet(const Region& left, const Region& right) {
+  const Address adjoin = left.mapped && right.mapped ? 1 : 0;
+  return left.begin < right.end() + adjoin && right.begin < left.end() + adjoin;
 }
 
 }  // namespace
@@ -79,22 +79,22 @@ void Places::vouch(Address begin, std::size_t bytes) {
   pool_of(region);
 }
 
-Known Places::around(Address address, std::size_t bytes) {
+PooledRegion Places::around(Address address, std::size_t bytes) {
   for (const Slots* pool : pools_) {
     if (pool->holds(address, bytes)) return {pool->at(address), pool};
   }
   if (const Region* pool = holding(vouched_, address, bytes)) return {*pool};
   if (const Region* region = holding(regions_, address, bytes)) return {*region};
-  Known found = ask(address);
-  while (found.region.mapped && !found.region.holds(address, bytes)) {
-    const Known next = ask(found.region.end());
+  PooledRegion last = ask(address);
+  while (last.region.mapped && !last.region.holds(address, bytes)) {
+    const PooledRegion next = ask(last.region.end());
     if (!next.region.holds(address)) break;
-    found = next;
+    last = next;
   }
-  return found;
+  return last;
 }
 
-Known Places::ask(Address address) {
+PooledRegion Places::ask(Address address) {
   Region region = driver_->region_of(address);
   if (region.place != Place::device && region.place != Place::pinned) return {region};
   other_address_ |= region.other_address;
@@ -163,10 +163,10 @@ bool Route::in_one_region(Address source, Address destination, std::size_t bytes
          Ends{places_.around(source), places_.around(destination)}.hold(source, destination, bytes);
 }
 
-void Route::follow(Known& end, const char* side, Address address, std::size_t bytes, std::size_t entry) {
+void Route::follow(PooledRegion& end, const char* side, Address address, std::size_t bytes, std::size_t entry) {
   if (end.holds(address, bytes)) return;
-  const Known found = places_.around(address, bytes);
-  const Region& region = found.region;
+  const PooledRegion next = places_.around(address, bytes);
+  const Region& region = next.region;
   if (region.place != end.region.place) {
     refuse(entry, side, address, " is " + name_of(region) + "; all " + kRoutes);
   }
@@ -176,7 +176,7 @@ void Route::follow(Known& end, const char* side, Address address, std::size_t by
                ", fewer than the block's " + std::to_string(bytes));
   }
   if (&end == &ends_.to) refuse_read_only(region, address, entry);
-  end = found;
+  end = next;
 }
 
 }  // namespace kvbench

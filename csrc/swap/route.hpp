@@ -14,7 +14,7 @@ namespace kvbench {
 struct Descriptors;
 
 /// A region, and the pool of which it is a slot; null: none.
-struct Known {
+struct PooledRegion {
   Region region;
   const Slots* slots = nullptr;
 
@@ -34,12 +34,12 @@ class Places {
   void vouch(Address begin, std::size_t bytes);
   /// The region that holds a block. Asks the driver for memory that is not known, or that was smaller when it was asked
   /// for; the region of a block that leaves its memory holds its first byte alone.
-  Known around(Address address, std::size_t bytes = 1);
+  PooledRegion around(Address address, std::size_t bytes = 1);
   /// Whether kernels reach some region at another address than the host.
   [[nodiscard]] bool other_address() const { return other_address_; }
 
  private:
-  Known ask(Address address);
+  PooledRegion ask(Address address);
   const Slots* pool_of(const Region& region);
 
   std::shared_ptr<Driver> driver_;
@@ -51,7 +51,7 @@ class Places {
 
 /// The memory of a block's ends.
 struct Ends {
-  Known from, to;
+  PooledRegion from, to;
 
   [[nodiscard]] bool hold(Address source, Address destination, std::size_t bytes) const {
     return from.holds(source, bytes) && to.holds(destination, bytes);
@@ -78,7 +78,7 @@ class Route {
   [[nodiscard]] bool other_address() const { return places_.other_address(); }
 
  private:
-  void follow(Known& end, const char* side, Address address, std::size_t bytes, std::size_t entry);
+  void follow(PooledRegion& end, const char* side, Address address, std::size_t bytes, std::size_t entry);
 
   Places places_;
   Ends ends_;

@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "driver/api.hpp"
-
 namespace kvbench {
 
 void refuse_legacy_stream(Stream stream) {

@@ -111,7 +111,7 @@ class EngineCode:
         return tuple(settings)
 
 
-class OfPackage:
+class EngineBackend:
     """What the backends of engines share; `codes` are forms of the code, of which the first that is there counts.
 
     The code needs `modules`. `loader` is the function of the backend's module that loads it; without one, torch loads

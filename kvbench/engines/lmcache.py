@@ -16,7 +16,7 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.through_torch import TorchStream
 from kvbench.cells.axes import Direction
 from kvbench.cells.installed import Engine
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, stand_ins
+from kvbench.engines.code import EngineBackend, EngineCode, PinnedLists, stand_ins
 from kvbench.ground.errors import KvbenchError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _HEAD_BYTES: Final = 256 * _BLOCK_TOKENS  # of 128 elements of two bytes; the ke
 ENGINE: Final = Engine(name="lmcache", title="LMCache", pages=True)
 
 
-class LmCache(OfPackage):
+class LmCache(EngineBackend):
     name = "lmcache"
     summary = "LMCache's kernel between chunks of host memory and blocks of the GPU, from its installed package"
     codes: ClassVar[tuple[EngineCode, ...]] = (CODE, _OLD_CODE)

@@ -22,7 +22,7 @@ from kvbench.cells.facts import HostMemory
 from kvbench.cells.installed import Engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, load_op, stand_ins
+from kvbench.engines.code import EngineBackend, EngineCode, PinnedLists, load_op, stand_ins
 from kvbench.ground.errors import KvbenchError
 from kvbench.ground.text import counted
 
@@ -85,7 +85,7 @@ ENGINE: Final = Engine(
 )
 
 
-class SglangAot(OfPackage):
+class SglangAot(EngineBackend):
     """`transfer_kv_all_layer_mla` of sglang-kernel with one layer; `sms` is its block quota, as shipped 2."""
 
     name = "sglang_aot"
@@ -104,7 +104,7 @@ class SglangAot(OfPackage):
         return PreparedSwap(IdsSwap(request, row_bytes, launch), Mechanism.SM_KERNEL)
 
 
-class SglangJit(OfPackage):
+class SglangJit(EngineBackend):
     """`transfer_hicache_all_layer_mla` of SGLang with one layer: its TMA kernel where that fits, else its other one.
 
     `sms` is the block quota; without it, SGLang decides.
@@ -140,7 +140,7 @@ class SglangJit(OfPackage):
         return PreparedSwap(IdsSwap(request, row_bytes, launch), Mechanism.SM_KERNEL, warnings=warnings)
 
 
-class SglangHiSparse(OfPackage):
+class SglangHiSparse(EngineBackend):
     """`copy_cache_planned_mla` of SGLang, which fetches the rows of latent attention that a decode step misses.
 
     The ids of a step, all of one request, lie on the device; `sms` is the number of thread blocks, as shipped 4.
@@ -221,7 +221,7 @@ class TokenPages:
         return [base + first - firsts[0] for first in firsts]
 
 
-class SglangStore(OfPackage):
+class SglangStore(EngineBackend):
     """The store of SGLang's default layout, `page_first`: a kernel of one thread for every 16 bytes gathers the rows of
     all layers in a buffer on the GPU, from which whole pages of the host are copied.
     """

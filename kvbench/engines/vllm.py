@@ -21,7 +21,7 @@ from kvbench.cells.facts import HostMemory
 from kvbench.cells.installed import Engine, Values
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import rough_size
-from kvbench.engines.code import EngineCode, OfPackage, PinnedLists, by_path, load_op
+from kvbench.engines.code import EngineBackend, EngineCode, PinnedLists, by_path, load_op
 from kvbench.ground.errors import KvbenchError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ ENGINE: Final = Engine(
 )
 
 
-class VllmBatch(OfPackage):
+class VllmBatch(EngineBackend):
     """`swap_blocks_batch` of vLLM's library: addresses and sizes in CPU tensors, one batched copy of the driver."""
 
     name = "vllm_batch"
@@ -116,7 +116,7 @@ class VllmBatchSwap:
             self._op(*self._lists, self._any_order)
 
 
-class VllmHiSparse(OfPackage):
+class VllmHiSparse(EngineBackend):
     """`hisparse_gather_compact` of vLLM's library: rows that requests of a decode step miss, by ids on the GPU.
 
     A request has at most as many rows as a model of sparse attention reads; vLLM chooses the SMs.
@@ -145,7 +145,7 @@ class VllmHiSparse(OfPackage):
         return TorchGather(request, launch, types=("int32", "int32"), requests=requests).prepared
 
 
-class VllmTriton(OfPackage):
+class VllmTriton(EngineBackend):
     """`swap_blocks_batch` of swap_blocks_triton.py.
 
     Without `sms` as shipped: vLLM's NUM_SMS and, for fewer than MIN_N blocks, its fallback to the batched copy. With
@@ -203,7 +203,7 @@ def load_wrapper(constants: tuple[tuple[str, int], ...] = ()) -> Any:
     return module
 
 
-class VllmHandler(OfPackage):
+class VllmHandler(EngineBackend):
     """`transfer_async` and `get_finished` of vLLM's SingleDirectionOffloadingHandler, for blocks of one tensor a side.
 
     Supported are handlers whose constructor takes `gpu_tensors`, `cpu_tensors` and `gpu_to_cpu` with

@@ -44,7 +44,6 @@ class FamilyTables(msgspec.Struct, forbid_unknown_fields=True, frozen=True, dict
 
     @cached_property
     def family_of(self) -> dict[str, Family]:
-        """Each model type's family."""
         return {model_type: family for family in self.family for model_type in family.types.split()}
 
     @cached_property

@@ -27,7 +27,7 @@ RUNS_BY: Final = {"by_run": "run", "by_block": "block"}
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
-class SwapsOf(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class SwapsOfDirection(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The swaps of a trace in one direction: how many there are, their median number of blocks, and which are replayed:
     number `first` (from 0) and every `step`-th from there. The smallest has `least` blocks, 0 if unknown.
     """
@@ -50,8 +50,8 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
     block_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**50)]
     descriptors: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-    h2d: SwapsOf
-    d2h: SwapsOf
+    h2d: SwapsOfDirection
+    d2h: SwapsOfDirection
     swaps: _Count = 0
     origin: Annotated[str, msgspec.Meta(max_length=400)] = ""
 
@@ -74,7 +74,7 @@ class Replay(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """The layout of the blocks on both sides: in a tensor for each descriptor."""
         return Pattern.of_tensors(Tensors(self.descriptors, 0)) if self.descriptors > 1 else SHUFFLED
 
-    def swaps_of(self, direction: str) -> SwapsOf:
+    def swaps_of(self, direction: str) -> SwapsOfDirection:
         return self.h2d if direction == "h2d" else self.d2h
 
     @property

@@ -18,7 +18,7 @@ from kvbench.cells.axes import Direction
 from kvbench.ground.errors import UsageError, brief
 from kvbench.ground.files import open_regular, or_usage_error, raise_if_no_room
 from kvbench.ground.text import convert, printable, short
-from kvbench.sweep.spec import Replay, SwapsOf
+from kvbench.sweep.spec import Replay, SwapsOfDirection
 
 # A request of ten million tokens in blocks of 16 tokens fits into a line.
 MOST_LINE_BYTES: Final = 8 << 20
@@ -229,7 +229,7 @@ def choose(path: Path, swaps: int, seed: int) -> Replay:
         # From a random one on: every `step`-th from the first would always be the same part of a trace with a period.
         first = int(rng.integers(min(step, max(1, total))))
         median, least = median_low(counts) if counts else 0, min(counts, default=0)
-        chosen[direction] = SwapsOf(total=total, blocks=median, first=first, step=step, least=least)
+        chosen[direction] = SwapsOfDirection(total=total, blocks=median, first=first, step=step, least=least)
     return Replay(
         str(path.absolute()),
         _sha256(path),

@@ -82,7 +82,7 @@ class GpuPool:
                     del self._ids_of[key]
         return ids
 
-    def name(self, ids: Sequence[int], keys: Sequence[int]) -> None:
+    def label(self, ids: Sequence[int], keys: Sequence[int]) -> None:
         """Record that each block of `ids` holds the content of its key."""
         for block, key in zip(ids, keys, strict=True):
             self._key_of[block] = key
@@ -192,7 +192,7 @@ class CacheRun:
         new = self._gpu.take(blocks - cached)
         if self._settings.allocator is Allocator.VLLM_SORTED:
             new.sort()
-        self._gpu.name(new[: len(keys) - cached], keys[cached:])
+        self._gpu.label(new[: len(keys) - cached], keys[cached:])
         ids = [*hits, *new]
         if sources:
             self._emit(now_s, "h2d", sources, new[: len(sources)])
