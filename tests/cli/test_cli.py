@@ -22,6 +22,7 @@ from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, su
 SIDES = ("--base=here", "--cand=here")
 ON_CPU = ("gate", "compare", "--device=cpu")
 SEVERAL_DEVICES = "only a new kvbench sweep supports several devices; name one device"
+AS_IT_BEGAN = "--resume nowhere: a run goes on as it began: leave out all other options"
 # Arguments, then words that the error has to hold: the option or key, the value, and what would be right.
 BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # options and commands
@@ -69,7 +70,16 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # run directories
     (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
     (["sweep", "--retry-failed", "--device=cpu"], ["--retry-failed: requires --resume RUN"]),
-    (["sweep", "--resume=nowhere", "--out=there"], ["--resume nowhere: ", "leave out all other options"]),
+    (
+        ["sweep", "--resume=nowhere", "--out=there"],
+        [AS_IT_BEGAN],
+    ),
+    (["sweep", "--resume=nowhere", "--rounds=3"], [AS_IT_BEGAN]),
+    (["sweep", "--resume=nowhere", "-ablocks=5"], [AS_IT_BEGAN]),
+    (
+        ["sweep", "cliff", "--resume=nowhere"],
+        [AS_IT_BEGAN],
+    ),
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
     (["sweep", "--out="], ["--out=: the value is empty"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),

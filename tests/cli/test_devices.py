@@ -33,13 +33,6 @@ def test_each_device_has_a_run_with_every_cell_alone_and_together(run: Path) -> 
         assert (frame["verified_bytes"] > 0).all()
 
 
-def test_a_visit_on_all_devices_lasts_until_its_time_is_up(run: Path) -> None:
-    for path in run.iterdir():
-        visits = [record for record in records(path) if isinstance(record, Visit)]
-        assert {visit.stopped_by for visit in visits if visit.cell.devices == 2} == {"time"}
-        assert {len(visit.samples) for visit in visits if visit.cell.devices == 1} == {2}
-
-
 def test_the_report_combines_the_runs_of_all_devices(run: Path) -> None:
     later = synthetic.write_run(run.parent / "later", synthetic.rounds([Cell("batched", Direction.H2D, 4, 4096)]))
     succeeds("report", run, later, "--out", "report", cwd=run.parent)

@@ -114,12 +114,6 @@ def test_every_cell_is_visited_and_verified_in_every_round(whole: Path) -> None:
         assert visit.calls == (1 if visit.cell.backend == "batched" else 4)
 
 
-def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
-    run = swept(tmp_path, *tiny(), *BRIEF, "--fault=no-batch")
-    table = pd.read_csv(run / "summary.csv").set_index("backend")
-    assert table["path"].to_dict() == {"batched": "per-copy fallback", "per_block": "host thread"}
-
-
 # What it shows
 
 
@@ -361,12 +355,6 @@ def test_a_run_that_was_changed_is_refused(
     line = refused("sweep", "--resume", run, cwd=run.parent, code=code)
     for term in terms:
         assert term in line
-
-
-@pytest.mark.parametrize("option", ["-ablocks=5", "--rounds=3", "cliff"])
-def test_other_options_are_refused(whole: Path, option: str) -> None:
-    line = refused("sweep", "--resume", whole, option, cwd=whole)
-    assert line == f"--resume {whole}: a run goes on as it began: leave out all other options"
 
 
 # Where nothing can be written, and where memory is short

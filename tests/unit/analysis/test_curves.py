@@ -62,23 +62,21 @@ def test_cliffs_do_not_depend_on_the_unit(rates: list[float], scale: float) -> N
         assert plain.height >= 1.5
 
 
-def knee_of(counts: list[int], rates: list[float], noise: float = 0.005) -> int | None:
-    return knee(counts, rates, [rate * (1 - noise) for rate in rates])
-
-
-def test_the_knee_is_the_first_count_near_the_best() -> None:
-    assert knee_of([1, 2, 3, 4, 8], [15.8, 37.4, 48.6, 48.9, 50.0]) == 3
-    assert knee_of([8, 4, 3, 2, 1], [50.0, 48.9, 48.6, 37.4, 15.8]) == 3
-    assert knee_of([1, 2, 3], [10.0, math.nan, 9.0]) == 1
-
-
-def test_a_count_that_noise_alone_brings_near_the_best_is_no_knee() -> None:
-    assert knee_of([1, 2, 3, 4], [20.0, 48.0, 50.0, 50.0], noise=0.03) == 3
-
-
-def test_a_curve_that_still_rises_has_no_knee() -> None:
-    assert knee_of([1, 2, 4], [10.0, 20.0, 40.0]) is None
-    assert knee_of([4], [10.0]) is None
+@pytest.mark.parametrize(
+    ("counts", "rates", "noise", "wanted"),
+    [
+        ([1, 2, 3, 4, 8], [15.8, 37.4, 48.6, 48.9, 50.0], 0.005, 3),
+        ([8, 4, 3, 2, 1], [50.0, 48.9, 48.6, 37.4, 15.8], 0.005, 3),
+        ([1, 2, 3], [10.0, math.nan, 9.0], 0.005, 1),
+        ([1, 2, 3, 4], [20.0, 48.0, 50.0, 50.0], 0.03, 3),  # noise alone may bring two near the best
+        ([1, 2, 4], [10.0, 20.0, 40.0], 0.005, None),  # it still rises
+        ([4], [10.0], 0.005, None),
+    ],
+)
+def test_the_knee_is_the_first_count_that_is_surely_near_the_best(
+    counts: list[int], rates: list[float], noise: float, wanted: int | None
+) -> None:
+    assert knee(counts, rates, [rate * (1 - noise) for rate in rates]) == wanted
 
 
 DEPTHS = (0, 1, 4, 16, 64, 256, 1024, 4096)

@@ -23,6 +23,7 @@ from kvbench.run.protocol import VERSION, Reserve
 from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
 from tests import synthetic
+from tests.refusals import refused_with
 from tests.unit.gate.gated import judge_runs, made, position
 
 CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
@@ -84,9 +85,8 @@ def test_another_environment_does_not_see_packages_of_this_one(tmp_path: Path, m
     ],
 )
 def test_an_environment_with_an_incompatible_kvbench_is_refused(tmp_path: Path, answer: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
+    with refused_with(message):
         parse_side("--base", f"env:{environment(tmp_path, answer)}")
-    assert str(caught.value).isprintable()
 
 
 def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> None:

@@ -1,7 +1,6 @@
 """What a model's offload swaps, from presets, from a config.json, and on the command line."""
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from kvbench.ground.text import convert
 from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, models_of, swaps_from_plain
 from kvbench.models.hf_config import model_of, read_config_json
 from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, notes_of, presets
-from kvbench.results import Visit, load_run
 from kvbench.sweep.spec import SweepSpec
-from tests.command import BRIEF, swept
 from tests.refusals import refused_with
 
 KIB = 1024
@@ -362,20 +359,3 @@ def test_models_are_groups_of_a_sweep() -> None:
     assert [group["blocks"] for group in changed.groups] == [("64",), ("56",)] * 2
     assert changed.models == swaps
     assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
-
-
-def test_a_model_is_measured_and_verified_on_the_cpu(tmp_path: Path) -> None:
-    config = {**DENSE, "num_hidden_layers": 4, "sliding_window": 32, "sliding_window_pattern": 2}
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
-    options = ("--device=cpu", "--model=tiny/config.json", "--tp=4", "--tokens=160", "--block-tokens=8", *BRIEF)
-    run = load_run(swept(tmp_path, *options, "-fbackend=per_block|batched"))
-    visits = {record.cell: record for record in run.records if isinstance(record, Visit)}
-    # 2 full layers and 2 that keep the last 31 of 160 tokens, K and V apart: 4 tensors of 20 ids, 4 of 4
-    assert {cell.pattern.tensors(96) for cell in visits} == {(Tensors(4, 20), Tensors(4, 4))}
-    assert {(cell.backend, cell.direction) for cell in visits} == {*product(("per_block", "batched"), Direction)}
-    assert {cell.block_bytes for cell in visits} == {2 * 128 * 2 * 8}
-    # every block is compared: of two samples and of the audit's swap
-    assert all(visit.verified_bytes > 3 * cell.swap_bytes for cell, visit in visits.items())
-    (swap,) = SweepSpec.from_plain(run.info.spec).models
-    assert (swap.geometry.name, swap.tp, swap.tokens) == ("tiny", 4, 160)
