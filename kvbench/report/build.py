@@ -157,11 +157,11 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     filled: list[tuple[View, Callable[[], Part]]] = []
     reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here
     for view in sorted(views, key=weight, reverse=True):
-        made = section.make(view)
-        if isinstance(made, str):
-            reasons[len(view.earlier)] = made
+        part_or_reason = section.make(view)
+        if isinstance(part_or_reason, str):
+            reasons[len(view.earlier)] = part_or_reason
         else:
-            filled.append((view, made))
+            filled.append((view, part_or_reason))
             if section.of_all:
                 # The last run's part covers the runs before it: theirs would say the same again.
                 break
@@ -257,9 +257,9 @@ def _hosts(views: Sequence[View]) -> list[Text]:
     hosts = grouped((view for view in views if view.host), lambda view: view.host)
     if not hosts:
         return []
-    usual = max(hosts, key=lambda host: len(hosts[host]))
-    others = ", ".join(view.label for view in views if view.host not in ("", usual))
-    return [f"Host: {usual}" + (f" (not {others})" if others else "")]
+    most_common = max(hosts, key=lambda host: len(hosts[host]))
+    others = ", ".join(view.label for view in views if view.host not in ("", most_common))
+    return [f"Host: {most_common}" + (f" (not {others})" if others else "")]
 
 
 def _steadiness(views: Sequence[View]) -> list[Text]:
@@ -293,17 +293,18 @@ def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
 def _change_text(ratios: Sequence[float]) -> str:
     """The change in the median of the cells, with a sign where their interval does not tell that there is one."""
     low, high = known_interval(ratios)
-    is_told = low > 1 or high < 1
-    return f"{'' if is_told else SIGNS[Verdict.UNDECIDED]}{median(ratios) - 1:+.0%}"
+    is_decided = low > 1 or high < 1
+    return f"{'' if is_decided else SIGNS[Verdict.UNDECIDED]}{median(ratios) - 1:+.0%}"
 
 
 def _visits_text(outcomes: Sequence[Outcome]) -> str:
     """How many intervals are wide because visits differ, which more samples a visit would not mend; "" if none are."""
     wide = [outcome for outcome in outcomes if is_wide(outcome.us(), *outcome.interval())]
-    apart = sum(outcome.spread.within_visits <= WIDE.fraction for outcome in wide)
-    if not apart:
+    # Where the samples of a visit agree as closely as a narrow interval, the visits themselves differ.
+    visits_differ = sum(outcome.spread.within_visits <= WIDE.fraction for outcome in wide)
+    if not visits_differ:
         return ""
-    return f"{count(apart)} of {noun(len(wide), 'wide interval')}: visits differ, samples agree"
+    return f"{count(visits_differ)} of {noun(len(wide), 'wide interval')}: visits differ, samples agree"
 
 
 def _first_warnings(views: Sequence[View], unread: int) -> list[Text]:
@@ -324,7 +325,7 @@ def _plug_ins(views: Sequence[View]) -> list[Text]:
 def _run_table(views: Sequence[View]) -> DataTable:
     """The question of each run, and how much it measured, with its status if it is not complete."""
     rows = []
-    asked: dict[str, str] = {}
+    first_asked_by: dict[str, str] = {}
     for view in views:
         statuses = Counter(outcome.status for outcome in view.outcomes)
         numbers = (statuses[status] for status in _COUNTED)
@@ -333,9 +334,9 @@ def _run_table(views: Sequence[View]) -> DataTable:
         name = view.label if status == "complete" else f"{view.label} ({status})"
         question = short(str(view.run.info.spec.get("question") or ""))
         question += f" ({trace_text(view.run.trace)})" if question and view.run.trace else ""
-        first = asked.setdefault(question, view.label)
-        asks = question if first == view.label or not question else f"as {first}"
-        rows.append((name, asks, view.date, *counts, ceilings_text([view])))
+        first = first_asked_by.setdefault(question, view.label)
+        question_text = question if first == view.label or not question else f"as {first}"
+        rows.append((name, question_text, view.date, *counts, ceilings_text([view])))
     header = ("Run", "Question", "Date", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
     machines = dict.fromkeys(", ".join(view.machine) for view in views)
     return DataTable("", header, rows, caption="; ".join(machines), left=3)
@@ -344,6 +345,7 @@ def _run_table(views: Sequence[View]) -> DataTable:
 def _warnings(views: Sequence[View]) -> list[Text]:
     """Warnings about the runs and their samples, and their notes."""
     texts: list[Text] = []
+    notes: list[str] = []
     for view in views:
         texts += [f"{view.label}: {short(text)}" for text in warnings_of(view.run)]
     for view in views:
@@ -351,11 +353,9 @@ def _warnings(views: Sequence[View]) -> list[Text]:
     for view in views:
         if without := sum(outcome.status == "no figure" for outcome in view.outcomes):
             texts.append(f"{view.label}: {noun(without, 'cell')} on a busy stream without a figure: {NO_FIGURE}")
-    texts_of_notes: dict[str, None] = {}
     for view in views:
-        records = view.run.others
-        texts_of_notes |= {f"{view.label}: {short(note.text)}": None for note in records if isinstance(note, Note)}
-    notes = [*texts_of_notes]
+        notes += [f"{view.label}: {short(note.text)}" for note in view.run.others if isinstance(note, Note)]
+    notes = [*dict.fromkeys(notes)]
     more = [f"and {len(notes) - _MOST_NOTES} more notes in the journal"] if len(notes) > _MOST_NOTES else []
     return [*texts, *notes[:_MOST_NOTES], *more]
 

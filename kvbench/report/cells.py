@@ -40,7 +40,7 @@ def outcomes_in(cells: pd.DataFrame) -> list[Outcome]:
     return cells[OUTCOME].tolist()
 
 
-def where(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
+def rows_with(cells: pd.DataFrame, **values: str | int) -> pd.DataFrame:
     """The rows with these values on these axes."""
     masks = [(cells[axis] == value).to_numpy(bool) for axis, value in values.items()]
     return cells[np.logical_and.reduce(masks)]
@@ -67,12 +67,13 @@ def grid_of(cells: pd.DataFrame, index: str | Sequence[str], columns: str | Sequ
     Rows ascend; columns stand in the order of their first cells.
     """
     down, across = ([axes] if isinstance(axes, str) else list(axes) for axes in (index, columns))
-    without = np.array([not is_measured(outcome) for outcome in outcomes_in(cells)], dtype=bool)
-    first = cells.iloc[np.argsort(without, kind="stable")].drop_duplicates([*down, *across])
+    no_figure = np.array([not is_measured(outcome) for outcome in outcomes_in(cells)], dtype=bool)
+    first = cells.iloc[np.argsort(no_figure, kind="stable")].drop_duplicates([*down, *across])
     order = cells[across].drop_duplicates()
     heads = order[across[0]] if len(across) == 1 else pd.MultiIndex.from_frame(order)
     grid = first.pivot(index=down, columns=across if len(across) > 1 else across[0], values=OUTCOME)
     grid = grid.sort_index()[heads].astype(object)
+    # pandas leaves NaN, which is true, where there is no cell.
     return grid.where(grid.notna(), None)
 
 

@@ -39,15 +39,15 @@ class Curve:
         cliff = find_cliff(self.sizes, [outcome.gbps for outcome in self.outcomes], low, high)
         return cliff if cliff and cliff.excess >= 1 + CLIFF.fraction else None
 
-    def at(self, size: int) -> Outcome:
+    def outcome_at(self, size: int) -> Outcome:
         return self.outcomes[self.sizes.index(size)]
 
     def path_at(self, size: int) -> str:
-        return main_path(self.at(size))
+        return main_path(self.outcome_at(size))
 
 
 def curves_of(outcomes: Iterable[Outcome]) -> list[Curve]:
-    """Return the curves that have enough sizes, by series and then number of blocks."""
+    """The curves of at least `MIN_SIZES` sizes, by series and then number of blocks."""
     groups = grouped(filter(is_measured, outcomes), lambda outcome: (_series(outcome), outcome.cell.blocks))
     return [
         Curve(series, blocks, sorted(points, key=lambda outcome: outcome.cell.block_bytes))

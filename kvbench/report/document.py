@@ -39,7 +39,7 @@ def render_page(report: Report) -> str:
 
 
 def snippet(report: Report, what: str = "") -> str:
-    """Return a table as it pastes into a pull request, with its caption.
+    """A table as it pastes into a pull request, with its caption.
 
     `what` is a section or the config that measures it, whose first table it is, SECTION:WORDS, the first with these
     words in its title, or such words alone; "" or a run's config without a section, what `asked_for` returns; "list",
@@ -58,12 +58,12 @@ def snippet(report: Report, what: str = "") -> str:
         title, is_named = plain(table.title).lower(), name in (section.name, section.measured_by)
         if (is_named and words.lower() in title) or (not words and what.lower() in title):
             return table_text(table) + "\n"
-    lacking = [spans(text)[1:] for section, text in report.missing.items() if name in (section.name, section.config)]
-    reasons = [*(f"not measured: {plain(text)}" for text in lacking), _tables_there(report, named)]
+    missing = [spans(text)[1:] for section, text in report.missing.items() if name in (section.name, section.config)]
+    reasons = [*(f"not measured: {plain(text)}" for text in missing), _available_text(report, named)]
     raise UsageError(f"--snippet {brief(what)}".strip() + f": {'; '.join(reasons)}")
 
 
-def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) -> str:
+def _available_text(report: Report, named: Sequence[tuple[Section, DataTable]]) -> str:
     if names := ", ".join(dict.fromkeys(section.name for section, _ in named)):
         return f"these runs have tables of {names}; --snippet {LIST} names all"
     runs = "; ".join(f"{view.label} ({view.command})" for view in report.views)
@@ -72,15 +72,15 @@ def _tables_there(report: Report, named: Sequence[tuple[Section, DataTable]]) ->
 
 def asked_for(report: Report, config: str) -> list[DataTable]:
     """The tables of the section of a config, of the first page's the first and its twin; or else the first of all."""
-    asked: list[DataTable] = []
+    wanted: list[DataTable] = []
     for chapter in report.chapters:
         tables = chapter.part.tables
         if chapter.section.measured_by == config and tables:
             # The details are of one subject each; of a section of the first page, d2h stands beside h2d.
             is_whole, first = not chapter.section.config, plain(tables[0].title)
             twins = [table for table in tables[1:] if is_whole or plain(table.title).replace("d2h", "h2d") == first]
-            asked += [tables[0], *twins]
-    return asked or [table for _, table in _named(report)][:1]
+            wanted += [tables[0], *twins]
+    return wanted or [table for _, table in _named(report)][:1]
 
 
 def _named(report: Report) -> list[tuple[Section, DataTable]]:

@@ -79,7 +79,7 @@ _FREE_MARKERS: Final[tuple[Marker, ...]] = ((3, 1, 0), (4, 1, 45), (6, 1, 0), (3
 
 
 def ink_of(backend: str) -> Ink:
-    """Return the ink of a backend; that of another package's comes from its name alone, and is no built-in's."""
+    """The ink of a backend; that of another package's comes from its name alone, and is no built-in's."""
     if backend in KNOWN:
         return KNOWN[backend]
     turn, index = divmod(zlib.crc32(backend.encode()), len(_FREE_COLOURS))
@@ -87,7 +87,7 @@ def ink_of(backend: str) -> Ink:
 
 
 def lighter(colour: str, share: float) -> str:
-    """Return a colour with a share, from 0 to 1, of white in it."""
+    """A colour with a share, from 0 to 1, of white in it."""
     red, green, blue = (channel + share * (1 - channel) for channel in to_rgb(colour))
     return to_hex((red, green, blue))
 
@@ -194,7 +194,7 @@ def _drawing(drawn: Figure) -> Drawing:
 
 
 def _drawable(text: str) -> str:
-    """Return `text` without what the charts' font has no glyphs for."""
+    """`text` with "?" for what the charts' font has no glyphs for."""
     return "".join(
         char if char in _DRAWN or " " <= char <= "~" or "\N{NO-BREAK SPACE}" <= char <= "ÿ" else "?" for char in text
     )
@@ -233,12 +233,12 @@ def _divide(ax: Axes, x: float, left: str, right: str) -> None:
     letters, height = _BESIDE_EDGE
     for label, offset, side in ((left, -5, "right"), (right, 5, "left")):
         for number, words in enumerate(textwrap.wrap(label, letters)):
-            where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
-            ax.annotate(words, (x, 0.3), (offset, -number * height), **where)  # type: ignore[arg-type]
+            style = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
+            ax.annotate(words, (x, 0.3), (offset, -number * height), **style)  # type: ignore[arg-type]
 
 
 def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """Return a figure with its head, legend and footnotes, and the empty axes of its panels, row by row."""
+    """A figure with its head, legend and footnotes, and the empty axes of its panels, row by row."""
     rows = math.ceil(panels / columns)
     row_height = _TITLE + _X_LABEL + (_AXES_HEIGHT if rows == 1 else _LOW_AXES_HEIGHT)
     width = _PANEL_WIDTH * max(columns, 1.4)
@@ -287,14 +287,14 @@ def _write_notes(ax: Axes, panel: PlotPanel) -> None:
     other point is nearer.
     """
     points = [ax.transData.transform(list(zip(line.x, line.y, strict=True))) for line in panel.lines]
-    drawn = [Path(of_line) for of_line in points]
+    drawn = [Path(line_points) for line_points in points]
     if panel.x_ceiling is not None:
         drawn.append(ax.get_xaxis_transform().transform_path(Path([(panel.x_ceiling, 0), (panel.x_ceiling, 1)])))
     half = _MARKED * ax.figure.dpi
     all_points = [*chain.from_iterable(points)]
     taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in all_points]
-    for line, of_line in zip(panel.lines, points, strict=True):
-        noted = list(zip(line.x, line.y, line.notes, of_line, strict=False))
+    for line, line_points in zip(panel.lines, points, strict=True):
+        noted = list(zip(line.x, line.y, line.notes, line_points, strict=False))
         for x, y, note, (across, up) in reversed(noted):
             for place in _places(ax, (across, up), note):
                 centre = (place.x0 + place.x1) / 2, (place.y0 + place.y1) / 2
@@ -320,12 +320,12 @@ def _places(ax: Axes, point: tuple[float, float], note: str) -> list[Bbox]:
 
 
 def _limits(axis: PlotAxis, lines: Iterable[PlotLine], others: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of a y axis that holds these lines, and `others`."""
+    """The ends of a y axis that holds these lines, and `others`."""
     figures = chain.from_iterable(line.y if axis.zero else (*line.low, *line.high) for line in lines)
-    ends = [*filter(math.isfinite, figures), *others]
+    heights = [*filter(math.isfinite, figures), *others]
     if axis.zero:
-        return 0.0, max(ends) * 1.08
-    low, high = min(ends), max(ends)
+        return 0.0, max(heights) * 1.08
+    low, high = min(heights), max(heights)
     if axis.ratios:
         return min(low, 1.0) * (1 - _LEAST_SPAN), max(high, _LEAST_RATIO) * (1 + _LEAST_SPAN)
     span = max(high - low, _LEAST_SPAN * high) / (1 - 2 * _ROOM)
@@ -341,8 +341,9 @@ def _scale_y(ax: Axes, axis: PlotAxis, limits: tuple[float, float]) -> None:
         inches = ax.get_window_extent().height / ax.figure.dpi / math.log(limits[1] / limits[0])
         ticks: list[float] = []
         for ratio in _RATIOS:
-            apart = (abs(math.log(ratio / other)) * inches >= _NOTE[1] for other in ticks)
-            ticks += [ratio] if limits[0] <= ratio <= limits[1] and all(apart) else []
+            has_room = all(abs(math.log(ratio / tick)) * inches >= _NOTE[1] for tick in ticks)
+            if has_room and limits[0] <= ratio <= limits[1]:
+                ticks.append(ratio)
         ax.set_yticks(ticks, [f"{ratio:g}x" for ratio in ticks])
         ax.yaxis.set_minor_locator(NullLocator())
 
@@ -395,7 +396,7 @@ def _line(line: PlotLine, x: Sequence[float], y: Sequence[float], *, joined: boo
 
 
 def _legend(plot: LinePlot) -> list[Line2D]:
-    """Return a key for every label, with a stroke only where points of it are joined."""
+    """A key for every label, with a stroke only where points of it are joined."""
     labelled: dict[str, PlotLine] = {}
     for line in plot.lines:
         if line.label not in labelled or len(line.x) > 1 >= len(labelled[line.label].x):

@@ -49,6 +49,7 @@ def faults_of(run: Run) -> list[str]:
 def _gpu_errors(looks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Which errors the GPU reported between the first observation and the last, in one line."""
     before, after = (_error_counts(look) for look in (looks[0], looks[-1])) if looks else ({}, {})
+    # A counter that was not read at the start says nothing of this run.
     more = {name: number - before.get(name, number) for name, number in after.items()}
     errors = [f"{number} {name}" for name, number in more.items() if number > 0]
     xids: dict[str, None] = {}
@@ -79,13 +80,14 @@ def low_ceilings(run: Run) -> list[str]:
 
 def unsteady(runs: Mapping[str, Run]) -> str:
     """That figures of runs, by their labels, rest on rounds with a low ceiling, in a line; "" if none do."""
-    worst = {
-        label: max(max(low.values()) for low in run.low_rounds.values())
-        for label, run in runs.items()
-        if run.low_rounds
-    }
-    where = f"up to {max(worst.values()):.0%} below the best ({', '.join(worst)})" if worst else ""
-    return f"figures rest on rounds whose ceiling lay {where}: {MOVED}" if where else ""
+    worst: dict[str, float] = {}
+    for label, run in runs.items():
+        if run.low_rounds:
+            worst[label] = max(max(low.values()) for low in run.low_rounds.values())
+    if not worst:
+        return ""
+    lowest = f"up to {max(worst.values()):.0%} below the best ({', '.join(worst)})"
+    return f"figures rest on rounds whose ceiling lay {lowest}: {MOVED}"
 
 
 def worst_faults(runs: Mapping[str, Run]) -> list[str]:

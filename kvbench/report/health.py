@@ -137,27 +137,28 @@ def health_of(run: Run, checks: Sequence[Check] = ()) -> Health:
     if run.info.device.get("kind") != "cuda":
         return Health(answer="unknown", sentence=f"healthy: not answered: {_HOST_COPIES}", reached=reached_by([run]))
     reached, card = reached_by([run]), cards().get(str(run.info.device.get("title")))
-    of_link = link_gbps(reached.link) or (_least(card.h2d_gbps, card.d2h_gbps) if card else None)
-    of_card = _least(card.h2d_blocks_per_s, card.d2h_blocks_per_s) if card else None
+    expected_gbps = link_gbps(reached.link) or (_least(card.h2d_gbps, card.d2h_gbps) if card else None)
+    expected_blocks_per_s = _least(card.h2d_blocks_per_s, card.d2h_blocks_per_s) if card else None
     by_name = {check.name: check for check in checks}
+    hidden = [by_name[name].found for name in _HIDDEN if name in by_name]
     problems = [
         *(Problem(fault) for fault in faults_of(run)),
         *_failed(by_name, _CAUSES),
         *_lesser_link(reached, card),
         *_fallbacks(run),
-        *_slow(reached, of_link, of_card, [by_name[name].found for name in _HIDDEN if name in by_name]),
+        *_slow(reached, expected_gbps, expected_blocks_per_s, hidden),
         *_disturbed(run),
         *_failed(by_name, _LIMITS),
     ]
-    answer: Literal["yes", "no", "unknown"] = "no" if problems else "yes" if of_link else "unknown"
-    figures = _figures_text(reached, of_link, of_card)
+    answer: Literal["yes", "no", "unknown"] = "no" if problems else "yes" if expected_gbps else "unknown"
+    figures = _figures_text(reached, expected_gbps, expected_blocks_per_s)
     sentence = _problems_text(problems, figures) if problems else f"healthy: {answer}, {figures}{_advice(reached)}"
     return Health(
         answer=answer,
         sentence=sentence,
         reached=reached,
-        expected_gbps=of_link,
-        expected_blocks_per_s=of_card,
+        expected_gbps=expected_gbps,
+        expected_blocks_per_s=expected_blocks_per_s,
         problems=problems,
     )
 
@@ -202,8 +203,8 @@ def _cpu_up_to_bytes(run: Run) -> int | None:
         idle = cell.backend == BATCHED and cell.stream_state is StreamState.IDLE and cell.direction is Direction.H2D
         if idle and outcome.path:
             paths.setdefault(cell.block_bytes, set()).add(outcome.path)
-    by_cpu = [size for size, of_size in paths.items() if EffectivePath.CPU_INLINE in of_size]
-    by_engine = [size for size, of_size in paths.items() if of_size == {EffectivePath.COPY_ENGINE}]
+    by_cpu = [size for size, moved_by in paths.items() if EffectivePath.CPU_INLINE in moved_by]
+    by_engine = [size for size, moved_by in paths.items() if moved_by == {EffectivePath.COPY_ENGINE}]
     largest = max(by_cpu, default=0)
     return largest if any(size > largest for size in by_engine) else None
 
@@ -236,8 +237,8 @@ def _failed(checks: Mapping[str, Check], names: Iterable[str]) -> Iterator[Probl
 
 
 def _lesser_link(reached: Reached, card: Reached | None) -> Iterator[Problem]:
-    here, there = link_gbps(reached.link), card and link_gbps(card.link)
-    if card and here and there and here < (1 - HEALTHY.fraction) * there:
+    gbps, usual_gbps = link_gbps(reached.link), card and link_gbps(card.link)
+    if card and gbps and usual_gbps and gbps < (1 - HEALTHY.fraction) * usual_gbps:
         yield Problem(f"the link is {reached.link}, such cards have {card.link}", f"use a slot of {card.link}")
 
 

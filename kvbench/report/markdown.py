@@ -11,23 +11,23 @@ _BEGINS_LIST: Final = re.compile(r"^(?=[-+=])|^(\d+)(?=[.)](?: |$))")
 
 
 def escape(text: object) -> str:
-    """Return `text` as a paragraph or a list item: it shows as it is and starts no markup, link, HTML or mention."""
+    """`text` as a paragraph or a list item: it shows as it is and starts no markup, link, HTML or mention."""
     return _mark_beginning(inline(str(text)))
 
 
 def block(markup: str) -> str:
-    """Return markup for the beginning of a paragraph, where "1." or "-" would start a list and spaces a code block."""
+    """Markup at the beginning of a paragraph, where "1." or "-" would start a list and spaces a code block."""
     return _mark_beginning(markup.strip(" "))
 
 
 def inline(text: str) -> str:
-    """Return `text` for the middle of a paragraph or for a cell of a table."""
+    """`text` in the middle of a paragraph or in a cell of a table."""
     escaped = _HARMLESS.sub(r"\1\2", _SPECIAL.sub(r"\\\1", _one_line(text)))
     return _LINK.sub(r"\\", re.sub("[@#]", "\\g<0>\N{WORD JOINER}", escaped))
 
 
 def code(text: str) -> str:
-    """Return `text` as a code span, also inside a table, whatever backticks and pipes it holds."""
+    """`text` as a code span, also inside a table, whatever backticks and pipes it holds."""
     line = _one_line(text).replace("|", "\\|")
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     pad = " " if line[:1] in "` " or line[-1:] in "` " else ""
@@ -39,7 +39,7 @@ def strong(markup: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
-    """Return a table of cells in Markdown: the first `left` columns to the left, the others, numbers, to the right."""
+    """A table of cells in Markdown: the first `left` columns to the left, the others, numbers, to the right."""
     rule = ["---" if number < left else "---:" for number in range(len(header))]
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *rows))
 
@@ -49,7 +49,7 @@ def bullets(items: Iterable[str]) -> str:
 
 
 def anchor(heading: str) -> str:
-    """Return the anchor that GitHub gives the first heading with this text."""
+    """The anchor that GitHub gives the first heading with this text."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -58,5 +58,5 @@ def _mark_beginning(markup: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Return `text` with a mark for what does not print: a line break would end the paragraph or the row."""
+    """`text` with a mark for what does not print: a line break would end the paragraph or the row."""
     return "".join(char if char.isprintable() or char == "\N{NO-BREAK SPACE}" else "\ufffd" for char in text)

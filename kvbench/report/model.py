@@ -36,7 +36,7 @@ def spans(text: Text) -> tuple[Span, ...]:
 
 
 def plain(text: Text) -> str:
-    """Return the text without markup, with ordinary spaces."""
+    """The text without markup, with ordinary spaces."""
     unmarked = "".join(span if isinstance(span, str) else span.text for span in spans(text))
     return unmarked.replace("\N{NO-BREAK SPACE}", " ")
 

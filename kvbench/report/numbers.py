@@ -11,12 +11,12 @@ ABSENT: Final = "\N{EN DASH}"
 
 
 def count(number: float) -> str:
-    """Return 10000 as "10 000"."""
+    """10000 as "10 000"."""
     return f"{number:,.0f}".replace(",", "\N{NO-BREAK SPACE}")
 
 
 def figure(value: float) -> str:
-    """Return a number with three significant digits: 0.0123, 6.84, 54.5, 1234; a dash for none."""
+    """A number with three significant digits: 0.0123, 6.84, 54.5, 1234; a dash for none."""
     if not math.isfinite(value):
         return ABSENT
     if value == 0 or abs(value) >= 100:
@@ -26,7 +26,7 @@ def figure(value: float) -> str:
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Return a figure, and its interval where half of it is above `WIDE` of the figure: "6.32 (2.61 to 8.60)"."""
+    """A figure, and its interval where half of that is above `WIDE` of the figure: "6.32 (2.61 to 8.60)"."""
     return f"{figure(value)} ({figure(low)} to {figure(high)})" if is_wide(value, low, high) else figure(value)
 
 
@@ -35,12 +35,12 @@ def is_wide(value: float, low: float, high: float) -> bool:
 
 
 def slower_text(ratio: float) -> str:
-    """Return a ratio of times of 1 or more as what the slower does: "is 20% slower", "takes 4.2x as long"."""
+    """What the slower does, from a ratio of times of 1 or more: "is 20% slower", "takes 4.2x as long"."""
     return f"takes {two_digits(ratio)}x as long" if ratio >= 1.95 else f"is {two_digits((ratio - 1) * 100)}% slower"
 
 
 def bytes_size(size_bytes: int) -> str:
-    """Return 4096 as "4 KiB"."""
+    """4096 as "4 KiB"."""
     return size_text(size_bytes).replace(" ", "\N{NO-BREAK SPACE}")
 
 

@@ -29,7 +29,7 @@ _OPENED: Final = '<div class="table" role="region" tabindex="0" aria-label="tabl
 
 
 def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -> str:
-    """Return the Markdown of a report as HTML, with a table of every cell; the same report gives the same page.
+    """The Markdown of a report as HTML, with a table of every cell; the same report gives the same page.
 
     `drawings` are the SVGs of the charts by their stems. Markdown is escaped already, and HTML in it is text.
     """
@@ -54,7 +54,7 @@ def html_page(text: str, drawings: Mapping[str, bytes], views: Sequence[View]) -
 def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> dict[str, str]:
     """Make what Markdown gave fit for the page: drawings in it, no links out of it, no styles that its policy forbids.
 
-    Return the headings of the first two levels up to their colons, each once, with their anchors.
+    The result: the headings of the first two levels up to their colons, each once, with their anchors.
     """
     headings: dict[str, str] = {}
     for number, token in enumerate(tokens):
@@ -87,7 +87,7 @@ def _prepared(tokens: Sequence[Token], drawings: Mapping[str, str]) -> dict[str,
 
 
 def _inline(svg: str, styles: dict[str, str]) -> str:
-    """Return a drawing as a part of the page, whose policy forbids styles at elements: they become classes.
+    """A drawing as a part of the page, whose policy forbids styles at elements: they become classes.
 
     `styles` are the classes of all drawings by style, to which those of this one are added.
     """
@@ -101,7 +101,7 @@ def _inline(svg: str, styles: dict[str, str]) -> str:
 
 
 def _cells(view: View) -> Iterator[str]:
-    """Return a row of the look-up for every cell of a run; rows and their cells need no end tags."""
+    """Yield a row of the look-up for every cell of a run; in HTML, rows and their cells need no end tags."""
     for outcome in view.outcomes:
         cell = outcome.cell
         shape = (name_of(outcome), cell.direction, cell.stream_state, count(cell.blocks), bytes_size(cell.block_bytes))
@@ -113,13 +113,13 @@ def _cells(view: View) -> Iterator[str]:
 
 
 def _figures(view: View, outcome: Outcome) -> Sequence[str]:
-    """Return the rates of a cell and its path, or why it has none."""
+    """The rates of a cell and its path, or why it has none."""
     if not is_measured(outcome):
         return "", "", "", "", f"{outcome.status}: {short(outcome.reason, 200)}"
     share = outcome.gbps / view.ceilings.get(outcome.cell.direction, math.nan)
-    of_ceiling = f"{share:.0%}" if math.isfinite(share) else ""
+    share_text = f"{share:.0%}" if math.isfinite(share) else ""
     quartiles = " to ".join(map(figure, outcome.quartiles_gbps))
-    return figure(outcome.gbps), quartiles, of_ceiling, figure(outcome.us()), short(str(outcome.path), 200)
+    return figure(outcome.gbps), quartiles, share_text, figure(outcome.us()), short(str(outcome.path), 200)
 
 
 def _asset(name: str) -> str:
@@ -127,7 +127,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(script: str, style: str) -> str:
-    """Return a content policy: only this script and this style sheet; nothing is fetched."""
+    """A content policy: only this script and this style sheet; nothing is fetched."""
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (script, style))
     script_hash, style_hash = (f"'sha256-{digest}'" for digest in digests)
     sources = f"script-src {script_hash}; style-src {style_hash}"

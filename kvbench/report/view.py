@@ -129,7 +129,7 @@ def _usual_sms(outcomes: Sequence[Outcome], keep: Set[Outcome]) -> set[Outcome]:
     single = {outcome for outcome in outcomes if shapes[outcome] in single_shapes}
     by_size = grouped(single & sms.keys(), lambda outcome: outcome.cell.block_bytes)
     # Of the counts that most swaps of a size have, the largest.
-    usual = {size: max(multimode(sms[outcome] for outcome in of_size)) for size, of_size in by_size.items()}
+    usual = {size: max(multimode(map(sms.__getitem__, alike))) for size, alike in by_size.items()}
     by_rule = single | {outcome for outcome, number in sms.items() if number == usual.get(outcome.cell.block_bytes)}
     decided = {shapes[outcome] for outcome in by_rule}
     return by_rule | {outcome for outcome in keep if shapes[outcome] not in decided}
@@ -308,7 +308,8 @@ def spread_of_runs(views: Sequence[View]) -> list[float]:
         sweep = (view.run.info.created, *view.run.info.command)
         for outcome in (outcome for outcome in view.measured if outcome.times()):
             times.setdefault((view.machine, outcome.cell), {}).setdefault(sweep, outcome.us())
-    return [max(of_cell.values()) / min(of_cell.values()) for of_cell in times.values() if len(of_cell) > 1]
+    several = [[*by_sweep.values()] for by_sweep in times.values() if len(by_sweep) > 1]
+    return [max(times_us) / min(times_us) for times_us in several]
 
 
 # A median of fewer visits of a cell is one of them.
@@ -334,8 +335,8 @@ def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
         if outcome.warnings:
             texts += [(outcome, text) for text in BETWEEN.join(outcome.warnings).split(BETWEEN)]
     lines = []
-    for alike in grouped(texts, lambda warning: _NUMBER.sub("", warning[1])).values():
-        cells, different = {outcome for outcome, _ in alike}, {text for _, text in alike}
+    for same_words in grouped(texts, lambda warning: _NUMBER.sub("", warning[1])).values():
+        cells, different = {outcome for outcome, _ in same_words}, {text for _, text in same_words}
         worst = max(sorted(different), key=lambda text: [int(number) for number in _NUMBER.findall(text)])
         at_worst = ", at worst" if len(different) > 1 else ""
         lines.append((len(cells), f"{noun(len(cells), 'cell')}{at_worst}: {short(worst)}"))

@@ -161,23 +161,23 @@ class Slowed:
         """The mean time of the step's iterations without swaps, median of the visits."""
         return median(fmean(turns.neighbour_alone_us) for turns in self._turns)
 
-    def percentiles_us(self, of_turns: Callable[[Beside], Sequence[float]], percent: int) -> float:
+    def percentile_us(self, times_of: Callable[[Beside], Sequence[float]], percent: int) -> float:
         """A percentile of times of all visits, NaN where they are too few for it.
 
         The tail alone is of the longest run: other figures stay those of one run, so that a line can be compared.
         """
         turns = self.longest.beside.values() if percent == max(_LEAST_TIMES) else self._turns
-        times_us = [*chain.from_iterable(map(of_turns, turns))]
+        times_us = [*chain.from_iterable(map(times_of, turns))]
         return float(np.quantile(times_us, percent / 100)) if len(times_us) >= _LEAST_TIMES[percent] else math.nan
 
-    def both_us(self, percent: int) -> tuple[float, float]:
+    def iteration_us(self, percent: int) -> tuple[float, float]:
         """A percentile of the step's iterations alone and beside the swaps."""
-        alone_us = self.percentiles_us(lambda turns: turns.neighbour_alone_us, percent)
-        return alone_us, self.percentiles_us(lambda turns: turns.neighbour_beside_us, percent)
+        alone_us = self.percentile_us(lambda turns: turns.neighbour_alone_us, percent)
+        return alone_us, self.percentile_us(lambda turns: turns.neighbour_beside_us, percent)
 
     @property
     def slowdown_p90(self) -> float:
-        alone_us, beside_us = self.both_us(90)
+        alone_us, beside_us = self.iteration_us(90)
         return beside_us / alone_us
 
     @property
@@ -187,7 +187,7 @@ class Slowed:
     @property
     def readback_us(self) -> float:
         """The 90th percentile of the readback beside the swaps."""
-        return self.percentiles_us(lambda turns: turns.readback_us, 90)
+        return self.percentile_us(lambda turns: turns.readback_us, 90)
 
     @property
     def swap_us(self) -> tuple[float, float]:
@@ -234,19 +234,19 @@ def _methods(tried: Sequence[tuple[View, Outcome]], longest: Mapping[Cell, tuple
     outcomes = [outcome for _, outcome in tried]
     usual = {}
     for name in _METHOD_AXES:
-        for key, alike in grouped(outcomes, partial(_alike, name)).items():
-            usual[name, key] = mode(outcome.cell.text(name) for outcome in alike)
+        for group, members in grouped(outcomes, partial(_compared_group, name)).items():
+            usual[name, group] = mode(outcome.cell.text(name) for outcome in members)
     methods = []
     for run, outcome in tried:
         cell = outcome.cell
-        differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _alike(name, outcome)]]
+        differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _compared_group(name, outcome)]]
         settings = comma_separated(*(axis_text(cell, name) for name in differing))
         longest_run, longest_outcome = longest[cell]
         methods.append(Slowed(outcome, settings, run, longest_outcome, longest_run))
     return methods
 
 
-def _alike(name: str, outcome: Outcome) -> tuple[str, str]:
+def _compared_group(name: str, outcome: Outcome) -> tuple[str, str]:
     """What cells share that are compared on an axis."""
     return outcome.cell.direction, outcome.cell.backend if AXES[name].depends_on_backend else ""
 
@@ -254,11 +254,11 @@ def _alike(name: str, outcome: Outcome) -> tuple[str, str]:
 def _part(view: View, tried: Sequence[Slowed]) -> Part:
     methods = [method for method in tried if method.outcome.costs]
     steps = [step for step in STEPS if any(method.step == step for method in methods)]
-    of_usual_size = _of_usual_size([method for method in methods if method.step in steps] or methods)
-    tables = [_table(view, of_usual_size, steps)] if steps else []
+    first_page = _of_usual_size([method for method in methods if method.step in steps] or methods)
+    tables = [_table(view, first_page, steps)] if steps else []
     for step, direction in _sides(tried):
-        of_step = [method for method in tried if method.side == (step, direction)]
-        tables.append(_details(view, f"{step}, {direction}", of_step))
+        on_side = [method for method in tried if method.side == (step, direction)]
+        tables.append(_details(view, f"{step}, {direction}", on_side))
     charts = [_chart(view, methods, steps)] if steps else []
     return Part([*_findings(methods, steps)], charts, tables)
 
@@ -367,15 +367,15 @@ def _interval(band: Band) -> str:
 
 def _milliseconds(value: float) -> str:
     """ms/GB as text: nothing finer than a hundredth repeats."""
-    return (
-        f"{round(value, 2) + 0.0:.2f}" if abs(value) < 9.95 else f"{value:.1f}" if abs(value) < 99.5 else figure(value)
-    )
+    if abs(value) < 9.95:
+        return f"{round(value, 2) + 0.0:.2f}"  # adding 0 makes of -0.0, which would read as a gain, 0.0
+    return f"{value:.1f}" if abs(value) < 99.5 else figure(value)
 
 
 def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
     methods = [method for method in tried if method.outcome.costs]
     reads_back = any(math.isfinite(method.readback_us) for method in methods)
-    beside_us = {percent: [method.both_us(percent)[1] for method in methods] for percent in _LEAST_TIMES}
+    beside_us = {percent: [method.iteration_us(percent)[1] for method in methods] for percent in _LEAST_TIMES}
     percents = [percent for percent, times_us in beside_us.items() if any(map(math.isfinite, times_us))]
     names = ("median" if percent == 50 else f"p{percent}" for percent in percents)
     header = ["Swaps", "Blocks", "GB/s alone", "GB/s", "takes", *(f"{name}, us" for name in names), "worst, us"]
@@ -390,9 +390,9 @@ def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
             continue
         line: list[Text] = [model.Strong(method.label) if outcome in edge else method.label, size]
         line += [method.alone_gbps_text, method.gbps_text, takes_text(method.slowdown)]
-        line += [*(_both(method.both_us(percent)) for percent in percents), figure(method.worst_us)]
+        line += [*(_change_text(method.iteration_us(percent)) for percent in percents), figure(method.worst_us)]
         line += [_interval(method.lost_ms), _interval(method.thread_ms)]
-        body.append([*line, *([figure(method.readback_us)] if reads_back else []), _both(method.swap_us)])
+        body.append([*line, *([figure(method.readback_us)] if reads_back else []), _change_text(method.swap_us)])
     alone_us = [method.alone_us for method in methods]
     title = f"{title}: {range_text(alone_us, figure)} us per iteration without swaps" if alone_us else title
     outcomes = [method.outcome for method in tried]
@@ -402,15 +402,16 @@ def _details(view: View, title: str, tried: Sequence[Slowed]) -> DataTable:
     return measured_table(view, outcomes, _DETAILS, title, header, body, notes, left=2, bold=bold)
 
 
-def _both(times_us: tuple[float, float]) -> str:
+def _change_text(times_us: tuple[float, float]) -> str:
+    """A time alone and beside the other: "12.1 → 14.9"."""
     return " → ".join(map(figure, times_us))
 
 
 def _edge(methods: Sequence[Slowed]) -> set[Outcome]:
     """The cells that no other of their block size beats both in GB/s and in what they lose."""
     edge: set[Outcome] = set()
-    for of_size in grouped(methods, lambda method: method.cell.block_bytes).values():
-        judged = [method for method in of_size if method.has_interval]
+    for same_size in grouped(methods, lambda method: method.cell.block_bytes).values():
+        judged = [method for method in same_size if method.has_interval]
         is_on_edge = pareto_edge([method.gbps for method in judged], [method.slowdown.ratio for method in judged])
         edge |= {method.outcome for method in compress(judged, is_on_edge)}
     return edge

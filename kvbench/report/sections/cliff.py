@@ -14,7 +14,7 @@ from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
 from kvbench.ground.text import a_stream, range_text
 from kvbench.report import tables
-from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, where
+from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, rows_with
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
@@ -82,14 +82,14 @@ def _findings(curves: Sequence[Curve]) -> list[Text]:
     paths = [sorted({curve.path_at(size) for curve, _ in usual}) for size in (below, above)]
     moved = f" ({' or '.join(paths[0])} below, {' or '.join(paths[1])} above)" if paths[0] != paths[1] else ""
     fewest, most = usual[0][0], usual[-1][0]
-    held = most.at(above)
-    caller_ms, swap_ms = (two_digits(held.us(time) / 1e3) for time in ("caller_us", "swap_us"))
+    largest = most.outcome_at(above)
+    caller_ms, swap_ms = (two_digits(largest.us(time) / 1e3) for time in ("caller_us", "swap_us"))
     numbers = f"{_by_number(fewest, most, below)}; " if len(usual) > 1 else ""
     ratios = range_text(heights, two_digits)
     return [
         f"{subject}: {bytes_size(above)} blocks move {ratios} times as fast as {bytes_size(below)} "
         f"blocks{moved}, at N = {blocks}.",
-        f"{numbers}{tables.swap_text(held.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
+        f"{numbers}{tables.swap_text(largest.cell)} hold the calling thread for {caller_ms} of {swap_ms} ms.",
     ]
 
 
@@ -97,7 +97,8 @@ def _by_number(fewest: Curve, most: Curve, below: int) -> str:
     """What more blocks change below the edge and above it, as far as the visits tell."""
     sizes = sorted({*fewest.sizes} & {*most.sizes})
     sides = ([size for size in sizes if size <= below], [size for size in sizes if size > below])
-    under, over = (_effect([compare_rates(fewest.at(size), most.at(size)) for size in side]) for side in sides)
+    compared = {size: compare_rates(fewest.outcome_at(size), most.outcome_at(size)) for size in sizes}
+    under, over = (_effect([compared[size] for size in side]) for side in sides)
     numbers = f"N = {count(most.blocks)} against {count(fewest.blocks)}"
     return f"{numbers}: {under} below, {over} above" if under != over else f"{numbers}: {under}"
 
@@ -116,11 +117,11 @@ def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
     rates = [outcome.gbps for outcome in outcomes if outcome.cell.block_bytes in _FLAT_BYTES]
     if not rates:
         return ""
-    there, here = "flat 5 to 7 GB/s from 4 to 24 KiB", range_text(rates, figure)
+    published, reached = "flat 5 to 7 GB/s from 4 to 24 KiB", range_text(rates, figure)
     if beside and min(_FLAT_BYTES) in beside.sizes:
-        kernel = beside.at(min(_FLAT_BYTES))
-        there, here = f"{there}, Triton 18 to 19 at 4 KiB", f"{here}, and {figure(kernel.gbps)}"
-    return f"vLLM #42212: {there}; here {here}."
+        kernel = beside.outcome_at(min(_FLAT_BYTES))
+        published, reached = f"{published}, Triton 18 to 19 at 4 KiB", f"{reached}, and {figure(kernel.gbps)}"
+    return f"vLLM #42212: {published}; here {reached}."
 
 
 def _effect(compared: Sequence[Comparison]) -> str:
@@ -157,7 +158,7 @@ def _jump_text(curve: Curve) -> str:
     cliff = curve.cliff
     if cliff is None:
         return "none"
-    ends_of_jump = [curve.at(size) for size in (cliff.below_bytes, cliff.above_bytes)]
+    ends_of_jump = [curve.outcome_at(size) for size in (cliff.below_bytes, cliff.above_bytes)]
     compared = compare_rates(*(ends_of_jump if cliff.rises else reversed(ends_of_jump)))
     height = f"{TIMES}{two_digits(cliff.height)}"
     if compared.low > 0 and is_wide(cliff.height, 1 / compared.high, 1 / compared.low):
@@ -173,7 +174,7 @@ def _grid(view: View, series: Series) -> DataTable:
         share = outcome.gbps / ceiling
         return tables.rate(outcome) + (f" ({share:.0%})" if math.isfinite(share) else "")
 
-    cells = where(view.pinned.cells, backend=backend, direction=direction, stream_state=state)
+    cells = rows_with(view.pinned.cells, backend=backend, direction=direction, stream_state=state)
     grid = grid_of(cells, "block_bytes", "blocks").sort_index(axis="columns")
     body = [
         [bytes_size(size), *(tables.format_cell(outcome, rate_and_share) for outcome in outcomes)]
@@ -212,10 +213,10 @@ def _shorter_text(curves: Sequence[Curve]) -> str:
     """Which curves end before the largest block size, as a run was asked; "" where all reach it."""
     largest = max(max(curve.sizes) for curve in curves)
     shorter = grouped([curve for curve in curves if max(curve.sizes) < largest], lambda curve: max(curve.sizes))
-    return "".join(
-        f". Up to {bytes_size(size)}: N = {range_text([curve.blocks for curve in of_size], count)}"
-        for size, of_size in shorter.items()
-    )
+    text = ""
+    for size, ending in shorter.items():
+        text += f". Up to {bytes_size(size)}: N = {range_text([curve.blocks for curve in ending], count)}"
+    return text
 
 
 def _divided(curves: Sequence[Curve]) -> tuple[float, str, str] | None:

@@ -112,9 +112,11 @@ class ContrastSide:
     @cached_property
     def comparisons(self) -> list[tuple[Line, Comparison]]:
         """How the second compared arm differs from the first in the contrast's time, where both were measured."""
-        compared = self.contrast.compared or ()
-        both = [line for line in self.lines if all(arm in line and is_measured(line[arm]) for arm in compared)]
-        return [(line, compare(line[compared[0]], line[compared[1]], self.contrast.time)) for line in both if compared]
+        if self.contrast.compared is None:
+            return []
+        base, other = self.contrast.compared
+        complete = [line for line in self.lines if all(arm in line and is_measured(line[arm]) for arm in (base, other))]
+        return [(line, compare(line[base], line[other], self.contrast.time)) for line in complete]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +159,13 @@ def make(contrasts: Sequence[Contrast], view: View) -> PartOrReason:
     if not sides:
         return contrasts[0].needed
     findings = [*chain.from_iterable(side.contrast.find(side) for side in sides)]
-    # Tables and charts cost most, and of several runs only one is shown: they are made when it is chosen.
-    return lambda: Part(findings, [*_charts(sides)], [_table(side) for side in sides])
 
+    def part() -> Part:
+        # Tables and charts cost most, and of several runs only one is shown: they are made when it is chosen.
+        charts = [*filter(None, (side.contrast.chart(side) for side in sides))]
+        return Part(findings, charts, [_table(side) for side in sides])
 
-def _charts(sides: Iterable[ContrastSide]) -> Iterable[Chart]:
-    yield from filter(None, (side.contrast.chart(side) for side in sides))
+    return part
 
 
 def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSide]:
@@ -180,10 +183,11 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSid
         }
     )
     sides = []
-    for _, of_table in by_axes(named, "table"):
-        grid = grid_of(of_table, keys, "arm")
+    for _, table_cells in by_axes(named, "table"):
+        grid = grid_of(table_cells, keys, "arm")
         arms = [str(arm) for arm in grid]
         lines = [_line(arms, outcomes) for _, outcomes in lines_of(grid)]
+        # What a table compares a line must have; an arm without any line left has no column.
         kept = [line for line in lines if line.keys() >= set(contrast.compared or ())]
         kept_arms = {*chain.from_iterable(kept)}
         side = ContrastSide(contrast, view, pinned, kept, [arm for arm in arms if arm in kept_arms])
@@ -238,13 +242,13 @@ def turns(side: ContrastSide, over: Key, shape: str = "", unit: str = "") -> Ite
     """
     others = [DIRECTION, *(key for key in side.contrast.keys if key not in (over, DIRECTION))]
     by_names = grouped(side.lines, lambda line: tuple(str(key.text(first_of(line))) for key in others))
-    alike = grouped(by_names, lambda names: _fastest_text(side, by_names[names], over, unit))
+    by_text = grouped(by_names, lambda names: _fastest_text(side, by_names[names], over, unit))
     stream = a_stream(side.cell.stream_state)
-    for text, names in alike.items():
-        together = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
+    for text, names in by_text.items():
+        by_key = [list(dict.fromkeys(values)) for values in zip(*names, strict=True)]
         # One sentence holds all of them only if it names no line that does not exist.
-        is_whole = math.prod(map(len, together)) == len(names)
-        for directions, *rest in [together] if is_whole else [[[value] for value in line] for line in names]:
+        is_whole = math.prod(map(len, by_key)) == len(names)
+        for directions, *rest in [by_key] if is_whole else [[[value] for value in line] for line in names]:
             subject = (f"{' and '.join(directions)} on {stream}", shape, *map(", ".join, rest))
             yield from [f"{tables.comma_separated(*subject)}: {text}."] if text else []
 

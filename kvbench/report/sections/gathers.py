@@ -8,7 +8,7 @@ import numpy as np
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
-from kvbench.report.cells import measured, where
+from kvbench.report.cells import measured, rows_with
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun, with_interval
 from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Key, Line, backend, size
@@ -22,7 +22,7 @@ _MIN_ROWS: Final = 3  # a line fits any two
 
 
 def _gathers(view: View) -> Pinned | None:
-    cells = where(view.cells, stream_state="idle", list=ListPlace.GPU.value)
+    cells = rows_with(view.cells, stream_state="idle", list=ListPlace.GPU.value)
     ladders = measured(cells).groupby(["backend", "direction", "block_bytes", "sms"], dropna=False)["blocks"]
     if not ladders.nunique().max() >= _MIN_ROWS:  # NaN without any
         return None
@@ -43,8 +43,8 @@ def fit(rows: Sequence[float], us: Sequence[float]) -> tuple[float, float]:
 
 
 def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
-    of_arm = [line[arm] for line in side.lines if arm in line and is_measured(line[arm])]
-    fitted = [outcome for outcome in of_arm if outcome.cell.blocks <= _FITTED_ROWS]
+    outcomes = [line[arm] for line in side.lines if arm in line and is_measured(line[arm])]
+    fitted = [outcome for outcome in outcomes if outcome.cell.blocks <= _FITTED_ROWS]
     if len(fitted) < _MIN_ROWS:
         return None
     return fit([outcome.cell.blocks for outcome in fitted], [outcome.us() for outcome in fitted])
@@ -68,7 +68,7 @@ def _best_rate(line: Line) -> str:
     return with_interval(*(best.cell.blocks / us for us in (best.us(), high_us, low_us)))
 
 
-def _enough(line: Line) -> int | None:
+def _sufficient_grid(line: Line) -> int | None:
     """The smallest grid within `KNEE` of the best of a line, None where only the largest is."""
     grids = {int(arm): outcome for arm, outcome in line.items() if is_measured(outcome) and arm.isdigit()}
     outcomes = grids.values()
@@ -76,13 +76,14 @@ def _enough(line: Line) -> int | None:
 
 
 def _suffices(side: ContrastSide) -> Iterable[Text]:
-    enough = [*filter(None, map(_enough, side.lines))]
+    sufficient = [*filter(None, map(_sufficient_grid, side.lines))]
     fits = [*filter(None, (_fit_of(side, arm) for arm in side.arms))]
-    if fits and len(enough) == len(side.lines):
+    if fits and len(sufficient) == len(side.lines):
+        largest = max(sufficient)
         start_us, rate = max(fits, key=lambda fitted: fitted[1])
         yield (
             f"{side.backend} gathers rows of {bytes_size(side.cell.block_bytes)} in {figure(start_us)} us + n / "
-            f"{figure(rate)} M; {noun(max(enough), 'CTA')} {'is' if max(enough) == 1 else 'are'} within "
+            f"{figure(rate)} M; {noun(largest, 'CTA')} {'is' if largest == 1 else 'are'} within "
             f"{KNEE.fraction:.0%} of the best."
         )
 
@@ -99,7 +100,7 @@ GATHERS: Final = Contrast(
     arm=_grid,
     columns=_grids,
     includes=lambda _: "Medians in us by CUDA events around the launch, ids on the GPU before it",
-    more=lambda _: {"M rows/s": _best_rate, "CTAs that suffice": lambda line: str(_enough(line) or "")},
+    more=lambda _: {"M rows/s": _best_rate, "CTAs that suffice": lambda line: str(_sufficient_grid(line) or "")},
     last=_fits,
     notes=lambda _: [
         f"Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "

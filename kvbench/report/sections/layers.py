@@ -74,8 +74,8 @@ class LayerLoad:
     @cached_property
     def hidden(self) -> tuple[float, float, float]:
         """The share of the loads that the step hides, median of the visits, and its 95% interval; NaN without one."""
-        of_visits = map(hidden_share, self.outcome.beside.values())
-        shares = [share for share in of_visits if share is not None]
+        by_visit = map(hidden_share, self.outcome.beside.values())
+        shares = [share for share in by_visit if share is not None]
         if not shares:
             return math.nan, math.nan, math.nan
         low, high = median_interval(shares)
@@ -97,10 +97,10 @@ def hidden_share(beside: Beside) -> float | None:
     """The share of the swaps' time that a step hides whose layers wait for them; None without such a time."""
     if not (beside.neighbour_alone_us and beside.neighbour_beside_us and beside.swaps_alone_us):
         return None
-    alone_us, both_us, swaps_us = (
+    alone_us, beside_us, swaps_us = (
         median(times) for times in (beside.neighbour_alone_us, beside.neighbour_beside_us, beside.swaps_alone_us)
     )
-    share = 1 - (both_us - alone_us) / swaps_us if swaps_us > 0 else math.nan
+    share = 1 - (beside_us - alone_us) / swaps_us if swaps_us > 0 else math.nan
     return share if math.isfinite(share) else None
 
 
@@ -110,9 +110,11 @@ def make(view: View) -> PartOrReason:
         return "it needs swaps by layers (sequence=layers-L)"
     loads, unit = _loads(view, outcomes)
     groups = grouped(loads, lambda load: load.what)
-    tables = [_table(view, what, unit, of_what) for what, of_what in groups.items()]
-    decided = {what: [load for load in of_what if math.isfinite(load.hidden[1])] for what, of_what in groups.items()}
-    findings = [_finding(what, unit, of_what) for what, of_what in decided.items() if of_what]
+    tables = [_table(view, what, unit, loaded) for what, loaded in groups.items()]
+    findings = []
+    for what, loaded in groups.items():
+        with_interval = [load for load in loaded if math.isfinite(load.hidden[1])]
+        findings += [_finding(what, unit, with_interval)] if with_interval else []
     return lambda: Part(findings, tables=tables)
 
 
@@ -123,9 +125,9 @@ def _loads(view: View, outcomes: Sequence[Outcome]) -> tuple[list[LayerLoad], st
     except UsageError:
         models = ()
     swaps = {(swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern): swap for swap in models}
-    of_models = [swaps.get(_shape(outcome.cell)) for outcome in outcomes]
-    if all(of_models):
-        pairs = zip(outcomes, filter(None, of_models), strict=True)
+    model_swaps = [swaps.get(_shape(outcome.cell)) for outcome in outcomes]
+    if all(model_swaps):
+        pairs = zip(outcomes, filter(None, model_swaps), strict=True)
         return [LayerLoad(outcome, _what(outcome.cell, swap), swap.tokens) for outcome, swap in pairs], "tokens"
     return [LayerLoad(outcome, _what(outcome.cell), outcome.cell.blocks) for outcome in outcomes], "blocks"
 
@@ -152,15 +154,15 @@ def _finding(what: str, unit: str, loads: Sequence[LayerLoad]) -> Text:
     """Name the methods that hide the loads of TOKENS, or of the most that was loaded, and their submission times."""
     sizes = {load.size for load in loads}
     size = TOKENS if unit == "tokens" and TOKENS in sizes else max(sizes)
-    of_size = sorted((load for load in loads if load.size == size), key=lambda load: -load.hidden[0])
-    hiding = [load.method for load in of_size if load.hidden[1] >= HIDDEN]
-    callers = sorted((load.caller_of_layer_us, load.method) for load in of_size if not load.at_once)
+    ranked = sorted((load for load in loads if load.size == size), key=lambda load: -load.hidden[0])
+    hiding = [load.method for load in ranked if load.hidden[1] >= HIDDEN]
+    callers = sorted((load.caller_of_layer_us, load.method) for load in ranked if not load.at_once)
     text = f"{what}, {count(size)} {unit}: "
     if hiding:
         text += f"{' and '.join(hiding)} {'hide' if len(hiding) > 1 else 'hides'} at least {HIDDEN:.0%} of the loads"
     else:
-        most = of_size[0]
-        text += f"no backend clearly hides {HIDDEN:.0%} of the loads; {most.method} {most.share_text}"
+        best = ranked[0]
+        text += f"no backend clearly hides {HIDDEN:.0%} of the loads; {best.method} {best.share_text}"
     if callers:
         (least_us, cheapest), (most_us, dearest) = callers[0], callers[-1]
         text += f"; submission alone takes {figure(least_us)} us a layer ({cheapest})"

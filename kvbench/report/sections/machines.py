@@ -72,8 +72,9 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
         ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
         rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
     recommended = [_recommended(runs) for runs in machines]
-    for place in dict.fromkeys(chain.from_iterable(recommended)):
-        rows.append(_Row(f"Recommended, {place}", [of_machine.get(place, ABSENT) for of_machine in recommended]))
+    for situation in dict.fromkeys(chain.from_iterable(recommended)):
+        texts = [by_situation.get(situation, ABSENT) for by_situation in recommended]
+        rows.append(_Row(f"Recommended, {situation}", texts))
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
     shipped = _shipped(swaps, shapes)
     notes: list[Text] = [_CHOSEN] if shapes else [_NONE_IN_COMMON]
@@ -124,14 +125,14 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, MachineFigures]:
             continue
         for answer in answers:
             shape = answer.measured.shape
-            of_others = foreign.setdefault(shape, {})
+            shipped = foreign.setdefault(shape, {})
             # as its package ships it, where that was measured
             for choice in sorted(answer.measured.methods, key=lambda choice: len(choice.axes)):
                 if choice.backend in others:
                     name = method_label(choice.backend, plug_in=choice.plug_in)
-                    of_others.setdefault(name, (answer, choice))
+                    shipped.setdefault(name, (answer, choice))
                 elif choice.backend == BATCHED and shape not in swaps:
-                    swaps[shape] = MachineFigures(answer, choice, of_others)
+                    swaps[shape] = MachineFigures(answer, choice, shipped)
     return swaps
 
 

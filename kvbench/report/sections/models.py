@@ -14,7 +14,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import short
 from kvbench.models.geometry import ModelSwap, models_of, swaps_from_plain
 from kvbench.models.presets import USUAL_TOKENS, notes_of
-from kvbench.report.cells import cells_of, grid_of, measured, outcomes_in, where
+from kvbench.report.cells import cells_of, grid_of, measured, outcomes_in, rows_with
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count
 from kvbench.report.tables import (
@@ -58,7 +58,7 @@ class ModelSide:
         return self._grid.get((state, backend), {}).get(_shape(swap))
 
     def measured(self, state: str) -> "pd.DataFrame":
-        return where(measured(self.cells), stream_state=state)
+        return rows_with(measured(self.cells), stream_state=state)
 
     def backends(self, state: str) -> set[str]:
         return set(self.measured(state)["backend"])
@@ -78,12 +78,12 @@ def make(view: View) -> PartOrReason:
 
 def _part(sides: Sequence[ModelSide]) -> Part:
     by_state = product(AS_ENGINES, sides)
-    pairs = [(side, state) for state, side in by_state if BATCHED in side.backends(state)]
-    both = [(side, state) for side, state in pairs if PER_BLOCK in side.backends(state)]
-    tables = [_pairs(side, state) for side, state in both]
-    tables += [_all(side, state) for side, state in pairs if side.backends(state) - {PER_BLOCK, BATCHED}]
+    batched = [(side, state) for state, side in by_state if BATCHED in side.backends(state)]
+    compared = [(side, state) for side, state in batched if PER_BLOCK in side.backends(state)]
+    tables = [_pairs(side, state) for side, state in compared]
+    tables += [_all(side, state) for side, state in batched if side.backends(state) - {PER_BLOCK, BATCHED}]
     # Findings speak of one state of the stream alone, the first that was measured.
-    findings = [_finding(side, state) for side, state in both if state == both[0][1]]
+    findings = [_finding(side, state) for side, state in compared if state == compared[0][1]]
     return Part([*filter(None, findings)], tables=tables)
 
 
@@ -97,7 +97,7 @@ def _sides(view: View) -> list[ModelSide] | str:
     pinned = _pin_each(view, swaps)
     sides = []
     for direction in DIRECTIONS:
-        cells = where(pinned.cells, direction=direction)
+        cells = rows_with(pinned.cells, direction=direction)
         if any(map(is_measured, outcomes_in(cells))):
             sides.append(ModelSide(view, direction, swaps, cells, pinned))
     return sides or "none of the models of a run has a measured cell"
@@ -107,7 +107,7 @@ def _pin_each(view: View, swaps: Sequence[ModelSwap]) -> Pinned:
     """Keep one value of every side axis for each swap by itself: a backend may take other SMs for other sizes."""
     pins = []
     for blocks, size, device, host in dict.fromkeys(map(_shape, swaps)):
-        same = where(view.cells, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host)
+        same = rows_with(view.cells, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host)
         pins.append(view.pin(same, shown=("pattern", "host_pattern")))
     return Pinned(cells_of(chain.from_iterable(outcomes_in(pinned.cells) for pinned in pins)), pins[0].hidden)
 
@@ -144,7 +144,7 @@ def _pairs(side: ModelSide, state: str) -> DataTable:
     cells = cells[cells["backend"].isin((PER_BLOCK, BATCHED))]
     several = [model for model in models_of(side.swaps) if len(model.groups) > 1 or model.groups[0].left_out]
     notes = [*(f"{model.name}: {model.text}" for model in several), *notes_of(side.swaps)]
-    compared = len(where(cells, backend=PER_BLOCK))
+    compared = len(rows_with(cells, backend=PER_BLOCK))
     return measured_table(
         side.view,
         outcomes_in(cells),
@@ -175,8 +175,8 @@ def _pair(side: ModelSide, swap: ModelSwap, state: str, *, idle: bool) -> list[T
         format_cell(batched, main_path),
     ]
     if idle:
-        there = side.outcome(swap, BATCHED, StreamState.IDLE)
-        path = f" ({main_path(there)})" if there and is_measured(there) else ""
+        on_idle = side.outcome(swap, BATCHED, StreamState.IDLE)
+        path = f" ({main_path(on_idle)})" if on_idle and is_measured(on_idle) else ""
         line.append(f"{_speed_up_text(side, swap, StreamState.IDLE)}{path}")
     return line
 
@@ -195,7 +195,7 @@ def _all(side: ModelSide, state: str) -> DataTable:
         names = [_name(swap), count(swap.blocks), bytes_size(swap.block_bytes)]
         body.append([*names, *fastest_marked(arms, backends, milliseconds)])
     title = f"{side.direction}, {state} stream: ms per swap, by model and backend, {_lengths(side.swaps)}"
-    labels = (label_of(outcomes_in(where(cells, backend=name))) for name in backends)
+    labels = (label_of(outcomes_in(rows_with(cells, backend=name))) for name in backends)
     compared = len(cells) - len(cells.drop_duplicates(["blocks", "block_bytes", "pattern"]))
     return measured_table(
         side.view,

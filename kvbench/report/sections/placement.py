@@ -12,7 +12,7 @@ from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Neighbour, Reuse, slots_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, method_label
-from kvbench.report.cells import copied, measured, outcomes_in, selected, where
+from kvbench.report.cells import copied, measured, outcomes_in, rows_with, selected
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections import contrast
@@ -37,7 +37,7 @@ def _placed(outcome: Outcome) -> str:
 
 def _hot_and_far(view: View) -> Pinned | None:
     pinned = view.pin(view.cells, shown=("pool", "reuse", "sms"))
-    idle = where(pinned.cells, stream_state="idle")
+    idle = rows_with(pinned.cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
     if not largest:
         return None
@@ -97,7 +97,7 @@ def _extent(cell: Cell) -> int | None:
 
 
 def _in_runs(view: View) -> Pinned | None:
-    idle = where(view.cells, stream_state="idle")
+    idle = rows_with(view.cells, stream_state="idle")
     pinned = view.pin(selected(idle, lambda outcome: _extent(outcome.cell)), shown=("pattern",))
     cells = measured(pinned.cells)
     lengths = cells.groupby(["backend", "direction", "block_bytes", "blocks"])["pattern"].transform("nunique")
@@ -231,7 +231,7 @@ _REGISTRATIONS: Final = Key("Registrations", _registrations, lambda outcome: cou
 
 
 def _in_registrations(view: View) -> Pinned | None:
-    idle = where(view.cells, stream_state="idle")
+    idle = rows_with(view.cells, stream_state="idle")
     cells = selected(idle, lambda outcome: re.match(r"shared|slots-", outcome.cell.memory or ""))
     pinned = view.pin(cells, shown=("memory",))
     numbers = {_registrations(outcome.cell) for outcome in outcomes_in(measured(pinned.cells))}
@@ -250,9 +250,9 @@ def _looked_up(side: ContrastSide) -> Iterable[Text]:
     least, most = min(numbers), max(numbers)
     parts = []
     for column in contrast.backends(side):
-        of_arm = {_registrations(outcome.cell): outcome for outcome in longest if outcome.cell.backend == column.arm}
-        if least < most and {least, most} <= of_arm.keys():
-            cost = compare(of_arm[least], of_arm[most])
+        outcomes = {_registrations(outcome.cell): outcome for outcome in longest if outcome.cell.backend == column.arm}
+        if least < most and {least, most} <= outcomes.keys():
+            cost = compare(outcomes[least], outcomes[most])
             slower = slower_text(cost.ratio) if cost.verdict is Verdict.SLOWER else "is not slower"
             parts += [] if cost.verdict is Verdict.UNDECIDED else [f"{column.head} {slower}"]
     if parts:
@@ -291,7 +291,7 @@ _RANKS: Final = Key("Ranks", _ranks, lambda outcome: str(_ranks(outcome.cell)))
 
 
 def _in_fragments(view: View) -> Pinned | None:
-    idle = where(view.cells, stream_state="idle")
+    idle = rows_with(view.cells, stream_state="idle")
     pinned = view.pin(selected(idle, lambda outcome: _ranks(outcome.cell)), shown=("pattern", "host_pattern"))
     return pinned if measured(pinned.cells)["backend"].nunique() > 1 else None
 

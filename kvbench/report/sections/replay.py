@@ -71,9 +71,9 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
         return ""
     first = next(replay for replay in replays if replay.method == fastest[0])
     rates = {replay.method: _rate_of(replay.swaps) for replay in replays}
-    usual = [replay.method for replay in replays if _is_usual(replay.outcome.cell.backend)]
-    rivals = [method for method in usual if method not in fastest]
-    gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in rivals)
+    of_engines = [replay.method for replay in replays if _is_of_engines(replay.outcome.cell.backend)]
+    slower = [method for method in of_engines if method not in fastest]
+    gains = ", ".join(f"{two_digits(rates[first.method] / rates[name])}x as fast as {name}" for name in slower)
     # Two that are the same are both the fastest; of two that are not told apart, one may be.
     names = f"{' and '.join(fastest)} are" if {*leading.values()} == {Verdict.SAME} else f"{' or '.join(fastest)} is"
     names = f"{fastest[0]} is" if len(fastest) == 1 else names
@@ -82,7 +82,8 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     return f"{text}; {gains}." if gains else f"{text}."
 
 
-def _is_usual(backend: str) -> bool:
+def _is_of_engines(backend: str) -> bool:
+    """Whether an engine may swap so today: by its own code, or by plain batched copies."""
     return backend == BATCHED or bool(of_engine(backend))
 
 
@@ -102,8 +103,9 @@ def _table(view: View, direction: str, replays: Sequence[Replayed]) -> DataTable
     header = ("Method", "Swaps", *quantiles, "GB/s", "Caller, us", "Copies left")
     choice = trace.get(direction)
     total = int(choice["total"]) if isinstance(choice, dict) else 0
-    of_total = f"of {count(total)} " if total else ""
-    title = f"{SIDES[direction]}: {count(replays[0].swaps['number'].nunique())} {of_total}swaps of run {view.label}"
+    number = count(replays[0].swaps["number"].nunique())
+    number = f"{number} of {count(total)}" if total else number
+    title = f"{SIDES[direction]}: {number} swaps of run {view.label}"
     body = [_row(replay, many=many) for replay in ordered]
     outcomes = [replay.outcome for replay in replays]
     return measured_table(view, outcomes, INCLUDES["idle"], title, header, body, [_NOTE])

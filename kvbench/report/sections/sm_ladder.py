@@ -18,7 +18,7 @@ from kvbench.cells.installed import engines
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import range_text
 from kvbench.report import model
-from kvbench.report.cells import by_axes, copied, measured, outcomes_in, where
+from kvbench.report.cells import by_axes, copied, measured, outcomes_in, rows_with
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
@@ -79,11 +79,11 @@ class Ladders(NamedTuple):
 
 def make(view: View) -> PartOrReason:
     """Make the section of the run with most ladders, of many blocks if any; a decode step may be of another run."""
-    of_runs = [*filter(None, map(_ladders, view.of_machine))]
-    if not of_runs:
+    by_run = [*filter(None, map(_ladders, view.of_machine))]
+    if not by_run:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
-    many = [ladders for ladders in of_runs if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
-    return partial(_part, max(many or of_runs, key=_weight), view.of_machine)
+    many = [ladders for ladders in by_run if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
+    return partial(_part, max(many or by_run, key=_weight), view.of_machine)
 
 
 def _weight(ladders: Ladders) -> tuple[float, int, int]:
@@ -119,12 +119,12 @@ def _ladders(view: View) -> Ladders | None:
 
 def _beside_decode(views: Sequence[View]) -> Decode:
     """The cells of kernels beside a decode step: those of the workload of most."""
-    cells = (where(copied(view.cells), neighbour=str(Neighbour.DECODE)) for view in views)
+    cells = (rows_with(copied(view.cells), neighbour=str(Neighbour.DECODE)) for view in views)
     outcomes = chain.from_iterable(map(outcomes_in, cells))
     kernels = (outcome for outcome in outcomes if outcome.cell.sms is not None and outcome.costs)
     by_workload = grouped(kernels, _workload)
-    most = max(by_workload.values(), key=len, default=[])
-    return {_method(outcome.cell): outcome for outcome in most}
+    largest = max(by_workload.values(), key=len, default=[])
+    return {_method(outcome.cell): outcome for outcome in largest}
 
 
 def _workload(outcome: Outcome) -> tuple[object, ...]:
@@ -138,28 +138,28 @@ def _method(cell: Cell) -> tuple[str, str, int]:
 def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     decode = _beside_decode(machine)
     kinds = sorted(by_axes(ladders.cells, "backend", "stream_state"), key=lambda kind: (kind[0][0] != SM, kind[0]))
-    tables = [_table(ladders._replace(cells=of_kind), decode) for _, of_kind in kinds]
-    # The settings are of engines' own kernels: details, behind the table of the page.
+    tables = [_table(ladders._replace(cells=cells), decode) for _, cells in kinds]
+    # The settings are of engines' own kernels: they stand with the last table, among the details.
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (_, state), first = kinds[0]
     name = name_of(outcomes_in(first)[0])
-    knees = [_knee(ladder) for ladder in _ladders_of(first).values()]
-    enough = [*filter(None, knees)]
+    columns = _ladders_of(first).values()
+    knees = [*filter(None, map(_knee, columns))]
     finding = f"{name}, {state} stream: no number of SMs below {first['sms'].max()} is clearly enough."
-    if enough:
-        of_all = f" in {len(enough)} of {len(knees)} columns" if len(enough) < len(knees) else ""
-        of_all += ", the fewest measured" if max(enough) == first["sms"].min() else ""
-        finding = f"{name}, {state} stream: {noun(max(enough), 'SM')} are enough{of_all}."
-    of_state = {backend: of_kind for (backend, kind_state), of_kind in kinds if kind_state == state}
-    return Part([finding], [_chart(ladders.view, state, of_state)], tables)
+    if knees:
+        extent = f" in {len(knees)} of {len(columns)} columns" if len(knees) < len(columns) else ""
+        extent += ", the fewest measured" if max(knees) == first["sms"].min() else ""
+        finding = f"{name}, {state} stream: {noun(max(knees), 'SM')} are enough{extent}."
+    kernels = {backend: cells for (backend, kind_state), cells in kinds if kind_state == state}
+    return Part([finding], [_chart(ladders.view, state, kernels)], tables)
 
 
 def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
     """The ladders of each direction and block size, h2d first."""
     ladders: dict[Side, Ladder] = {}
     for direction in DIRECTIONS:
-        for size, of_size in by_axes(where(cells, direction=direction), "block_bytes"):
-            ladders[direction, size] = {sms: Rung(outcomes_in(of_sms)) for sms, of_sms in by_axes(of_size, "sms")}
+        for size, ladder in by_axes(rows_with(cells, direction=direction), "block_bytes"):
+            ladders[direction, size] = {sms: Rung(outcomes_in(rung)) for sms, rung in by_axes(ladder, "sms")}
     return ladders
 
 
@@ -202,8 +202,8 @@ def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Cha
     for direction in DIRECTIONS:
         lines = []
         for backend, sides in ladders.items():
-            of_direction = [(side[1], ladder) for side, ladder in sides.items() if side[0] == direction]
-            for number, (size, ladder) in enumerate(of_direction):
+            by_size = [(side[1], ladder) for side, ladder in sides.items() if side[0] == direction]
+            for number, (size, ladder) in enumerate(by_size):
                 label = comma_separated(names[backend] if len(ladders) > 1 else "", bytes_size(size))
                 lines.append(_line(label, backend, number, ladder))
         panels += [PlotPanel(direction, lines, view.ceilings.get(direction))] if lines else []
@@ -214,7 +214,6 @@ def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Cha
 
 
 def _line(label: str, backend: str, variant: int, ladder: Ladder) -> PlotLine:
-    enough = _knee(ladder)
-    rings = [enough] if enough else []
+    rings = [*filter(None, [_knee(ladder)])]
     bands = [rung.band for rung in ladder.values()]
     return line_of(label, backend, [*ladder], bands, variant, light=0.2 * variant, rings=rings)

@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
 from kvbench.ground.text import a_stream
-from kvbench.report.cells import copied, measured, outcomes_in, selected, where
+from kvbench.report.cells import copied, measured, outcomes_in, rows_with, selected
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text, with_interval
 from kvbench.report.sections import contrast
@@ -78,7 +78,7 @@ def _order_columns(side: ContrastSide) -> Mapping[str, Callable[[Line], Text]]:
         "ANY us": lambda line: _caller_us(line["any"]),
         "Path": lambda line: main_path(line["stream"]),
     }
-    idle = outcomes_in(where(side.pinned.cells, stream_state="idle", order="stream"))
+    idle = outcomes_in(rows_with(side.pinned.cells, stream_state="idle", order="stream"))
     beside = {_but_state(outcome.cell): outcome for outcome in idle}
     if beside and side.cell.stream_state is not StreamState.IDLE:
         columns["Idle stream, ms (path)"] = lambda line: _with_path(beside.get(_but_state(line["stream"].cell)))
@@ -160,7 +160,7 @@ def _depths(view: View) -> Pinned | None:
     if len({outcome.cell.queued for outcome in view.measured}) < MIN_DEPTHS:
         return None
     pinned = view.pin(view.cells, shown=QUEUE)
-    busy = where(pinned.cells, stream_state="busy")
+    busy = rows_with(pinned.cells, stream_state="busy")
     ladder = ["block_bytes", "direction", "backend", "blocks", "streams"]
     depths = measured(busy).groupby(ladder)["queued"].nunique().rename("depths")
     deep = busy.join(depths[depths >= MIN_DEPTHS], on=ladder).dropna(subset="depths")
@@ -170,7 +170,7 @@ def _depths(view: View) -> Pinned | None:
 
 def _stream_counts(view: View) -> Pinned | None:
     pinned = view.pin(view.cells, shown=QUEUE)
-    queued = where(pinned.cells, stream_state="busy").query("queued > 0")
+    queued = rows_with(pinned.cells, stream_state="busy").query("queued > 0")
     ladder = ["block_bytes", "direction", "backend", "blocks", "queued"]
     pools = measured(queued).groupby(ladder)["streams"].nunique().rename("pools")
     cells = queued.join(pools[pools >= MIN_STREAM_COUNTS], on=ladder).dropna(subset="pools")
@@ -195,14 +195,14 @@ def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """Between how many copies, or calls, queued on its streams the driver's queue is full."""
+    """The driver's queue is full between `fitting` and `too_many` copies, or calls, queued on its streams."""
 
-    held: int
-    not_held: int
+    fitting: int
+    too_many: int
     unit: str
 
     def __str__(self) -> str:
-        return f"{count(self.held)} and {count(self.not_held)} {self.unit}"
+        return f"{count(self.fitting)} and {count(self.too_many)} {self.unit}"
 
 
 def _full(side: ContrastSide, arm: str) -> Full | None:
@@ -212,11 +212,11 @@ def _full(side: ContrastSide, arm: str) -> Full | None:
     """
     first = _cells_of(side, arm)[0].cell
     queue = first.backend, first.streams
-    alike = [outcome for outcome in side.measured if (outcome.cell.backend, outcome.cell.streams) == queue]
-    depths = [(_operations(outcome.cell), outcome.depth_held >= 0.5) for outcome in alike if outcome.cell.queued]
-    not_held = min((number for number, is_held in depths if not is_held), default=0)
-    held = max((number for number, is_held in depths if is_held and number < not_held), default=0)
-    return Full(held, not_held, "copies" if first.backend == PER_BLOCK else "calls") if not_held else None
+    same_queue = [outcome for outcome in side.measured if (outcome.cell.backend, outcome.cell.streams) == queue]
+    depths = [(_operations(outcome.cell), outcome.depth_held >= 0.5) for outcome in same_queue if outcome.cell.queued]
+    too_many = min((number for number, fits in depths if not fits), default=0)
+    fitting = max((number for number, fits in depths if fits and number < too_many), default=0)
+    return Full(fitting, too_many, "copies" if first.backend == PER_BLOCK else "calls") if too_many else None
 
 
 def _operations(cell: Cell) -> int:
@@ -369,7 +369,7 @@ def _calls(view: View) -> Pinned | None:
     called = measured(view.cells)
     if EMPTY not in set(called["backend"]):
         return None
-    pinned = view.pin(where(called, stream_state="idle"), shown=("pause",))
+    pinned = view.pin(rows_with(called, stream_state="idle"), shown=("pause",))
     return pinned if {_TIGHT, _AFTER} <= {_called(outcome) for outcome in outcomes_in(pinned.cells)} else None
 
 

@@ -9,7 +9,7 @@ from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.facts import BATCHED, NO_CHOICES, SM, TRITON
 from kvbench.cells.installed import engines
-from kvbench.report.cells import by_axes, measured, outcomes_in, selected, where
+from kvbench.report.cells import by_axes, measured, outcomes_in, rows_with, selected
 from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS
@@ -37,14 +37,14 @@ def _select(view: View) -> Pinned | None:
     names = set(timed["backend"])
     if BATCHED not in names or len(names) < 2:
         return None
-    cells = where(pinned.cells, blocks=common_blocks(timed))
+    cells = rows_with(pinned.cells, blocks=common_blocks(timed))
     cells = cells[cells["backend"].isin(names)]
-    both = cells.groupby(["direction", "stream_state"])["backend"].transform(
+    comparable = cells.groupby(["direction", "stream_state"])["backend"].transform(
         lambda backends: BATCHED in set(backends) and len(set(backends)) > 1
     )
     sizes = cells.groupby(["direction", "stream_state", "backend"])["block_bytes"].transform("nunique")
-    enough = cells[both.astype(bool) & (sizes >= _MIN_SIZES)]
-    return Pinned(enough, pinned.hidden) if len(enough) else None
+    cells = cells[comparable.astype(bool) & (sizes >= _MIN_SIZES)]
+    return Pinned(cells, pinned.hidden) if len(cells) else None
 
 
 def common_blocks(timed: "pd.DataFrame") -> int:
@@ -67,14 +67,14 @@ def _size_text(outcome: Outcome) -> str:
 def _crossovers(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
     """A line for each direction and SM count: from which size batched copies are faster than each kernel."""
     pinned = side.view.pin(side.view.cells, shown=("sms",))
-    cells = measured(where(pinned.cells, stream_state=side.cell.stream_state.value, blocks=side.cell.blocks))
+    cells = measured(rows_with(pinned.cells, stream_state=side.cell.stream_state.value, blocks=side.cell.blocks))
     lines: list[tuple[Sequence[str], Mapping[str, Text]]] = []
     for direction in DIRECTIONS:
-        of_direction = where(cells, direction=direction)
-        batched = outcomes_in(where(of_direction, backend=BATCHED))
-        kernels = of_direction[(of_direction["backend"] != BATCHED) & of_direction["sms"].notna()]
-        for sms, of_sms in by_axes(kernels, "sms"):
-            arms = by_axes(of_sms, "backend")
+        side_cells = rows_with(cells, direction=direction)
+        batched = outcomes_in(rows_with(side_cells, backend=BATCHED))
+        kernels = side_cells[(side_cells["backend"] != BATCHED) & side_cells["sms"].notna()]
+        for sms, with_sms in by_axes(kernels, "sms"):
+            arms = by_axes(with_sms, "backend")
             texts = {backend: _crossover(batched, outcomes_in(kernel)) for backend, kernel in arms}
             if any(texts.values()):
                 lines.append(((direction, f"crossover, {noun(sms, 'SM')}"), texts))
@@ -119,9 +119,9 @@ def _chart(side: ContrastSide) -> Chart | None:
     """GB/s against block size of h2d swaps of equal blocks, with the edge; none of a later state."""
     if not _is_first(side):
         return None
-    equal = measured(where(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
-    alike = [outcome for outcome in outcomes_in(equal) if outcome.cell.sizes == EQUAL]
-    arms = grouped(sorted(alike, key=_size), lambda outcome: outcome.cell.backend)
+    cells = measured(rows_with(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
+    equal_blocks = [outcome for outcome in outcomes_in(cells) if outcome.cell.sizes == EQUAL]
+    arms = grouped(sorted(equal_blocks, key=_size), lambda outcome: outcome.cell.backend)
     rivals = _rivals()
     drawn = [name for name in (BATCHED, *rivals, SM) if len(arms.get(name, ())) >= _MIN_SIZES]
     rival = next((name for name in rivals if name in drawn), None)
@@ -166,7 +166,7 @@ def _is_first(side: ContrastSide) -> bool:
     return _by_state(side.cell) == min(_by_state(outcome.cell) for outcome in outcomes_in(side.pinned.cells))
 
 
-def _find(side: ContrastSide) -> Iterable[Text]:
+def _fastest_by_size(side: ContrastSide) -> Iterable[Text]:
     """Say which backend is the fastest at which size, back to back or else in the first state that was measured."""
     if _is_first(side):
         equal = [line for line in side.lines if first_of(line).cell.sizes == EQUAL]
@@ -210,6 +210,6 @@ THRESHOLD: Final = Contrast(
     last_note=f"Crossover: from this size {BATCHED} is faster",
     more=lambda _: {f"{BATCHED} thread, us": _thread_us},
     notes=_notes,
-    find=_find,
+    find=_fastest_by_size,
     chart=_chart,
 )

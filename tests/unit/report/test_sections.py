@@ -23,7 +23,7 @@ from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
 from kvbench.report.model import Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, figure
-from kvbench.report.sections.gathers import _enough, fit
+from kvbench.report.sections.gathers import _sufficient_grid, fit
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import reports, synthetic
@@ -554,7 +554,7 @@ def test_a_fit_of_gathers_weighs_relative_errors() -> None:
 def test_as_many_ctas_suffice_as_are_near_the_best_with_their_interval() -> None:
     ends = {"as shipped": (99, 99), "1": (95, 94.9), "4": (99, 95), "16": (97, 96), "132": (100, 90)}
     line = {arm: Mock(status="ok", gbps=gbps, interval_gbps=(low, 100.0)) for arm, (gbps, low) in ends.items()}
-    assert _enough(line) == 4
+    assert _sufficient_grid(line) == 4
 
 
 def test_gathers_of_engines_that_are_not_installed_have_no_table(tmp_path: Path) -> None:
