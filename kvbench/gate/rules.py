@@ -104,7 +104,7 @@ JudgedCells = Mapping[Cell, JudgedCell]
 
 
 def measured_in(run: Run) -> dict[Cell, JudgedCell]:
-    ceilings = {direction: median(rates) for direction, rates in run.ceilings().items() if rates}
+    ceilings = run.ceilings_gbps
     outcomes = run.outcomes.items()
     return {cell: JudgedCell(outcome, ceilings.get(cell.direction, math.nan)) for cell, outcome in outcomes}
 

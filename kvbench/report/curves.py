@@ -7,12 +7,13 @@ from typing import Final
 
 from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF
+from kvbench.cells.axes import Direction
 from kvbench.report.tables import main_path, name_of
 from kvbench.report.view import grouped, is_measured
 from kvbench.results.outcomes import Outcome
 
 MIN_SIZES: Final = 4  # an edge needs a size or two on each side of it, which tell it from a slope
-Series = tuple[str, str, str]  # backend, direction, stream state
+Series = tuple[str, Direction, str]  # backend, direction, stream state
 
 
 @dataclass(frozen=True)
@@ -58,4 +59,4 @@ def curves_of(outcomes: Iterable[Outcome]) -> list[Curve]:
 
 def _series(outcome: Outcome) -> Series:
     cell = outcome.cell
-    return cell.backend, cell.direction.value, cell.stream_state.value
+    return cell.backend, cell.direction, cell.stream_state.value

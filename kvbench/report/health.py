@@ -60,7 +60,7 @@ _LANE_GBITS: Final = {
 _PAYLOAD: Final = 256 / (256 + 24)
 _OF_DATA: Final = 0.955
 _HOST_COPIES: Final = "the device cpu makes host copies, which say nothing about a GPU"
-_C2C: Final = "NVLink-C2C"
+
 # Checks of the doctor that decide, in the order in which to mend: first causes, then what they lead to.
 _CAUSES: Final = ("engine", "device", "copies", "link", "NUMA", "other processes", "throttle", "batch entry")
 _LIMITS: Final = ("host load", "memlock")
@@ -124,8 +124,8 @@ def reached_by(runs: Sequence[Run]) -> Reached:
     limits = [limit for limit in map(_cpu_up_to_bytes, runs) if limit is not None]
     return Reached(
         link=next(filter(None, map(_link_of, runs)), ""),
-        h2d_gbps=_median(_copies(run, Direction.H2D) for run in runs),
-        d2h_gbps=_median(_copies(run, Direction.D2H) for run in runs),
+        h2d_gbps=_median(run.ceilings_gbps.get(Direction.H2D) for run in runs),
+        d2h_gbps=_median(run.ceilings_gbps.get(Direction.D2H) for run in runs),
         h2d_blocks_per_s=_median(_scattered(run, Direction.H2D) for run in runs),
         d2h_blocks_per_s=_median(_scattered(run, Direction.D2H) for run in runs),
         cpu_up_to_bytes=max(limits) if limits else None,
@@ -184,11 +184,6 @@ def _least(*values: float | None) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _copies(run: Run, direction: Direction) -> float | None:
-    rates = run.ceilings().get(direction)
-    return median(rates) if rates else None
-
-
 def _scattered(run: Run, direction: Direction) -> float | None:
     """The blocks a second of a run's rounds, if their blocks were scattered over a pool that is large enough."""
     roofs = [record for record in run.others if isinstance(record, Roof) and record.direction == direction]
@@ -210,22 +205,13 @@ def _cpu_up_to_bytes(run: Run) -> int | None:
 
 
 def _link_of(run: Run) -> str:
-    """The fastest state of the link that was seen while the run ran; its largest, where copies were faster than that:
-    the link of an idle GPU is slower.
+    """The fastest link that was seen while the run ran; the card's largest, where copies were faster than that: then
+    the GPU was idle whenever it was looked at.
     """
-    identity = run.info.identity
-    if identity.get("link") == "c2c":
-        return _C2C
-    looks = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.info.observed]
-    links = [link for link in looks if all(isinstance(value, int) for value in link)]
-    if not links:
-        return ""
-    seen, largest = (
-        "PCIe {} x{}".format(*max(links)),
-        (identity.get("pcie_max_generation"), identity.get("pcie_max_width")),
-    )
-    copies, gives = max(_copies(run, direction) or 0.0 for direction in Direction), link_gbps(seen)
-    was_idle = gives is not None and copies > (1 + HEALTHY.fraction) * gives
+    seen, identity = run.info.link, run.info.identity
+    largest = identity.get("pcie_max_generation"), identity.get("pcie_max_width")
+    copied_gbps, link = max(run.ceilings_gbps.values(), default=0.0), link_gbps(seen)
+    was_idle = link is not None and copied_gbps > (1 + HEALTHY.fraction) * link
     return "PCIe {} x{}".format(*largest) if was_idle and None not in largest else seen
 
 

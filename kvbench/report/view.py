@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.margins import IN_TURN
-from kvbench.cells.axes import ListPlace, Reuse, Role, StreamState
+from kvbench.cells.axes import Direction, ListPlace, Reuse, Role, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import AXES, SwapShape, axes_of
 from kvbench.cells.facts import FLOORS
@@ -21,6 +21,7 @@ from kvbench.ground.text import short
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
 from kvbench.results.outcomes import BETWEEN, Outcome
+from kvbench.results.rundir import ceilings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +31,7 @@ STATES: Final = tuple(state.value for state in StreamState)
 # An engine's load waits for an event, or runs behind other work: what authors measured comes first, an idle stream, on
 # which the CPU makes small copies, stands beside it.
 AS_ENGINES: Final = ("gated", "opened", "unwaited-event", "busy", "unwaited", "idle", "sustained")
-DIRECTIONS: Final = ("h2d", "d2h")
+DIRECTIONS: Final = tuple(Direction)
 QUEUE: Final = axes_of(Role.QUEUE)
 SIDE_AXES: Final = axes_of(Role.SIDE)
 # Side axes that came later, and what a cell that leaves them out has there: it does so that its id stays as it was.
@@ -204,11 +205,6 @@ class View:
         return self.pin(self.cells, shown=())
 
     @cached_property
-    def ceilings(self) -> Mapping[str, float]:
-        """The median GB/s of the large copies of each direction that has some."""
-        return {direction: median(rates) for direction, rates in self.run.ceilings().items() if rates}
-
-    @cached_property
     def weight(self) -> tuple[float, int, int]:
         """How much a run has to say: the visits of a cell, as far as a verdict needs them, block sizes, then cells."""
         # More visits than a verdict needs decide nothing more: then the run with more sizes says more.
@@ -343,11 +339,11 @@ def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
     return [line for _, line in sorted(lines, key=lambda line: -line[0])]
 
 
-def ceiling_in(views: Sequence[View], direction: str) -> float:
+def ceiling_in(views: Sequence[View], direction: Direction) -> float:
     """The ceiling of runs of one machine in GB/s, 0 if it was not measured."""
-    return median([*chain.from_iterable(view.run.ceilings().get(direction, ()) for view in views)] or [0.0])
+    return ceilings_of(view.run for view in views).get(direction, 0.0)
 
 
 def ceilings_text(views: Sequence[View]) -> str:
-    rates = (ceiling_in(views, direction) for direction in DIRECTIONS)
+    rates = (ceiling_in(views, direction) for direction in Direction)
     return " / ".join(figure(rate) if rate else ABSENT for rate in rates)

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
-from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -27,13 +26,12 @@ def summarize(
     records: Sequence[Record],
     outcomes: Sequence[Outcome],
     visits: Sequence[Visit],
-    ceilings: Mapping[str, Sequence[float]],
+    ceilings_gbps: Mapping[Direction, float],
 ) -> pd.DataFrame:
     """One row per outcome of a run, with its figures; `visits` are those that count."""
-    limits = {direction: median(rates) for direction, rates in ceilings.items() if rates}
     sm_copies = {direction: reached(records, direction) for direction in Direction}
     of_cells = by_cell(visits)
-    rows = [_row(outcome, of_cells) | _limits(outcome.cell, limits, sm_copies) for outcome in outcomes]
+    rows = [_row(outcome, of_cells) | _limits(outcome.cell, ceilings_gbps, sm_copies) for outcome in outcomes]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     measured = {row: outcome.cell for row, outcome in enumerate(outcomes) if outcome.medians}
     figures = _figures([*measured.values()], long_samples(visits))
@@ -87,10 +85,10 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
 
 
 def _limits(
-    cell: Cell, ceilings: Mapping[str, float], sm_copies: Mapping[Direction, SmReach | None]
+    cell: Cell, ceilings_gbps: Mapping[Direction, float], sm_copies: Mapping[Direction, SmReach | None]
 ) -> dict[str, float]:
     """The ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
-    ceiling = ceilings.get(cell.direction, math.nan)
+    ceiling = ceilings_gbps.get(cell.direction, math.nan)
     limit = roof = Rate(math.nan)
     if (of_direction := sm_copies[cell.direction]) is not None:
         limit = of_direction.limit

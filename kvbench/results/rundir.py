@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain, islice
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Self
 
 import msgspec
 
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import plug_ins_of
 from kvbench.cells.units import gigabytes_per_second
@@ -111,7 +113,7 @@ class Run:
         """The same with every column, as it is held, not to be changed."""
         from kvbench.results.frame import summarize
 
-        return summarize(self.info, self.others, [*self.outcomes.values()], self.visits, self.ceilings())
+        return summarize(self.info, self.others, [*self.outcomes.values()], self.visits, self.ceilings_gbps)
 
     def samples(self) -> "pd.DataFrame":
         """Every raw sample, also of failed cells: cell_id, the axes of the cell, round, sample, and the times in
@@ -150,6 +152,11 @@ class Run:
                 rates.setdefault(record.direction, []).extend(gbps)
         return rates
 
+    @cached_property
+    def ceilings_gbps(self) -> "Mapping[Direction, float]":
+        """The median GB/s of the large copies of each direction that has some."""
+        return ceilings_of([self])
+
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
         with _as_storage_error(self.path):
@@ -161,6 +168,15 @@ class Run:
 
         write_whole(Path(path), as_csv(self.table))
         return Path(path)
+
+
+def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
+    """The median GB/s of the large copies that runs of one machine made, of each direction that has some."""
+    rates: dict[Direction, list[float]] = {}
+    for run in runs:
+        for direction, gbps in run.ceilings().items():
+            rates.setdefault(Direction(direction), []).extend(gbps)
+    return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
 
 
 class _JournalReader(Iterable[Record]):

@@ -92,6 +92,15 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
         description="lines of the journal when the run last ended; fewer mean that it was cut since")] = 0
     # fmt: on
 
+    @property
+    def link(self) -> str:
+        """The fastest link between host and GPU that was seen, as an idle GPU slows it: "PCIe 5 x16"; "" if unknown."""
+        if self.identity.get("link") == "c2c":
+            return "NVLink-C2C"
+        observed = [(look.get("pcie_generation"), look.get("pcie_width")) for look in self.observed]
+        links = [link for link in observed if all(isinstance(number, int) for number in link)]
+        return "PCIe {} x{}".format(*max(links)) if links else ""
+
 
 class Disturbance(StrEnum):
     """What disturbed a visit."""

@@ -39,6 +39,7 @@ from kvbench.ground.text import MAX_LINE, a_stream, printable
 from kvbench.results import Run, RunInfo, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
+from kvbench.results.rundir import ceilings_of
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
@@ -349,15 +350,6 @@ def driver_of(runs: Sequence[Run]) -> int:
     """The newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
     match = re.fullmatch(r"(\d{1,3})\.(\d)", str(runs[0].info.identity.get("cuda_driver_api")))
     return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
-
-
-def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
-    """The median GB/s of large copies of each direction that has any."""
-    rates: dict[Direction, list[float]] = {}
-    for run in runs:
-        for direction, gbps in run.ceilings().items():
-            rates.setdefault(Direction(direction), []).extend(gbps)
-    return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
 
 
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:

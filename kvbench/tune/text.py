@@ -191,7 +191,7 @@ def origin_lines(origin: Origin) -> list[str]:
     """The machine, its link, the rates of large copies, and the kind of swaps that were measured."""
     ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in origin.ceilings_gbps.items()]
     ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
-    return [", ".join(filter(None, (machine_text(origin), link_text(origin.runs[0])))), ceiling + workload_text(origin)]
+    return [", ".join(filter(None, (machine_text(origin), origin.runs[0].link))), ceiling + workload_text(origin)]
 
 
 def machine_text(origin: Origin) -> str:
@@ -207,15 +207,6 @@ def dates_text(runs: Sequence[RunInfo]) -> str:
     """When the first and the last run began: "2026-11-26 to 11-27"."""
     first, last = (end(run.created[:10] for run in runs) for end in (min, max))
     return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
-
-
-def link_text(run: RunInfo) -> str:
-    """The link between host and GPU as it was seen: "PCIe 5 x16"; "" where it is not known."""
-    if run.identity.get("link") == "c2c":
-        return "NVLink-C2C"
-    observed = [(look.get("pcie_generation"), look.get("pcie_width")) for look in run.observed]
-    links = [link for link in observed if all(isinstance(number, int) for number in link)]
-    return "PCIe {} x{}".format(*max(links)) if links else ""
 
 
 def workload_text(origin: Origin) -> str:
@@ -342,7 +333,7 @@ def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
         "device": info.device.get("title"),
         "driver": info.identity.get("driver_version"),
         "created": info.created,
-        "link": link_text(info),
+        "link": info.link,
         "ceiling_gbps": {direction.value: round(gbps, 3) for direction, gbps in origin.ceilings_gbps.items()},
         "runs": [{"created": run.created, "command": run.command} for run in origin.runs],
         "workload": {"words": workload_text(origin), **origin.workload},

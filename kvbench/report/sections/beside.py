@@ -457,7 +457,7 @@ def _chart(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) ->
         for direction in DIRECTIONS:
             side = [method for method in methods if method.side == (step, direction)]
             lines = _lines([method for method in side if method.outcome in usual or method.cell.backend == BATCHED])
-            ceiling = view.ceilings.get(direction)
+            ceiling = view.run.ceilings_gbps.get(direction)
             panels += [PlotPanel(f"{direction} beside {step}", lines, x_ceiling=ceiling)] if lines else []
     plot = LinePlot(
         PlotAxis("GB/s of the swaps"), PlotAxis("a step takes", zero=False, ratios=True), panels, in_a_row=2

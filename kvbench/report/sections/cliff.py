@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbench.analysis.compare import Comparison, Verdict, compare_visits
 from kvbench.analysis.margins import CLIFF
-from kvbench.cells.axes import StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import BATCHED, TRITON
 from kvbench.cells.units import KIB, two_digits
 from kvbench.ground.text import a_stream, range_text
@@ -29,7 +29,7 @@ _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it pr
 # What a path does, in the words of the picture.
 _PATH_TEXTS: Final = {EffectivePath.CPU_INLINE.value: "CPU copies"}
 _FLAT_BYTES: Final = range(4 * KIB, 24 * KIB + 1)  # of the pull request's flat part
-_MAIN: Final[Series] = (BATCHED, "h2d", "idle")
+_MAIN: Final[Series] = (BATCHED, Direction.H2D, "idle")
 
 
 def make(view: View) -> PartOrReason:
@@ -168,7 +168,7 @@ def _jump_text(curve: Curve) -> str:
 
 def _grid(view: View, series: Series) -> DataTable:
     backend, direction, state = series
-    ceiling = view.ceilings.get(direction, math.nan)
+    ceiling = view.run.ceilings_gbps.get(direction, math.nan)
 
     def rate_and_share(outcome: Outcome) -> str:
         share = outcome.gbps / ceiling
@@ -201,7 +201,7 @@ def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Char
             lines.append(_line(curve, suffix=f", {curve.series[-1]} stream", variant=len(curves), light=_LIGHTEST / 2))
     # An engine's threshold says nothing of copies between two host buffers.
     marked = {} if view.on_host else _MARKED
-    ceiling = view.ceilings.get(direction)
+    ceiling = view.run.ceilings_gbps.get(direction)
     panel = PlotPanel(f"{direction}, {state} stream", lines, ceiling, marked, divided=_divided(curves))
     footer = f"{tables.INCLUDES[state]}. Band: 95%{_shorter_text(curves)}"
     text = tables.chart_text(view, "Cliff: GB/s against block size", footer)

@@ -91,7 +91,7 @@ def _identity(view: View) -> dict[str, Scalar]:
     """A run's identity, and what else may differ: the version of kvbench, the day, the ceilings."""
     info = view.run.info
     measured = {outcome.cell.direction.value for outcome in view.measured}
-    ceilings = {direction: rate for direction, rate in view.ceilings.items() if direction in measured}
+    ceilings = {direction: rate for direction, rate in view.run.ceilings_gbps.items() if direction in measured}
     rates = {f"ceiling {direction} GB/s": round(rate, 1) for direction, rate in ceilings.items()}
     return {**info.identity, "kvbench": info.kvbench, "device": view.title, "date": view.date, **rates}
 

@@ -23,7 +23,7 @@ from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.situations import Question
 from kvbench.tune.table import place_of, use_of
-from kvbench.tune.text import dates_text, link_text
+from kvbench.tune.text import dates_text
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = tuple(
@@ -100,7 +100,7 @@ def _cliff(runs: Sequence[View]) -> str:
 
 
 _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
-    "Link": lambda runs: link_text(runs[0].run.info) or ABSENT,
+    "Link": lambda runs: runs[0].run.info.link or ABSENT,
     "Driver": lambda runs: runs[0].driver.removeprefix("driver "),
     "Date": lambda runs: dates_text([view.run.info for view in runs]),
     _CEILING: ceilings_text,

@@ -206,7 +206,7 @@ def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Cha
             for number, (size, ladder) in enumerate(by_size):
                 label = comma_separated(names[backend] if len(ladders) > 1 else "", bytes_size(size))
                 lines.append(_line(label, backend, number, ladder))
-        panels += [PlotPanel(direction, lines, view.ceilings.get(direction))] if lines else []
+        panels += [PlotPanel(direction, lines, view.run.ceilings_gbps.get(direction))] if lines else []
     plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels)
     title = f"SM ladder of {' and '.join(names.values())}: GB/s against the SM count"
     text = chart_text(view, title, f"{INCLUDES[state]}. Ring: enough SMs")

@@ -130,7 +130,7 @@ def _chart(side: ContrastSide) -> Chart | None:
     title = f"{DIRECTIONS[0]}, {side.cell.stream_state} stream, N = {count(side.cell.blocks)}"
     lines = [_plot_line(arms[name], variant) for variant, name in enumerate(drawn)]
     divided = _divided(arms[BATCHED], arms[rival])
-    panel = PlotPanel(title, lines, side.view.ceilings.get(DIRECTIONS[0]), divided=divided)
+    panel = PlotPanel(title, lines, side.view.run.ceilings_gbps.get(DIRECTIONS[0]), divided=divided)
     edge = f". Edge: {BATCHED} against {rival}" if divided else ""
     footer = f"{INCLUDES[side.cell.stream_state]}. Band: 95%{edge}"
     text = chart_text(side.view, "Threshold: GB/s against block size", footer)
