@@ -318,7 +318,8 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     """Print a column for each of several machines, and what only one of them has."""
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
-    from kvbench.report.view import grouped, views_of
+    from kvbench.report.view import views_of
+    from kvbench.results.outcomes import grouped
     from kvbench.tune.text import Grid
 
     views = views_of(runs)

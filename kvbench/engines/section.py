@@ -20,7 +20,8 @@ from kvbench.ground.text import counted, range_text
 from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
-from kvbench.report.view import View, grouped
+from kvbench.report.view import View
+from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import shipped_choice
 from kvbench.tune.candidates import Measured, settings_in, shapes_of, workload_axes
 

@@ -43,10 +43,10 @@ from kvbench.report.sections import (
     threshold,
 )
 from kvbench.report.tables import SIGNS, both_directions, name_of, words_in
-from kvbench.report.view import View, ceilings_text, cell_warnings, grouped, spread_of_runs, views_of, when_disturbed
+from kvbench.report.view import View, ceilings_text, cell_warnings, spread_of_runs, views_of, when_disturbed
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
-from kvbench.results.outcomes import Outcome, Status
+from kvbench.results.outcomes import Outcome, Status, grouped
 from kvbench.tune.candidates import origin_of
 from kvbench.tune.text import origin_lines, trace_text
 

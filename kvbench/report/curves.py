@@ -9,8 +9,8 @@ from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import Direction
 from kvbench.report.tables import main_path, name_of
-from kvbench.report.view import grouped, is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import is_measured
+from kvbench.results.outcomes import Outcome, grouped
 
 MIN_SIZES: Final = 4  # an edge needs a size or two on each side of it, which tell it from a slope
 Series = tuple[str, Direction, str]  # backend, direction, stream state

@@ -41,7 +41,7 @@ def faults_of(run: Run) -> list[str]:
         faults.append(": ".join(filter(None, (ended[info.status], short(info.status_reason or "")))))
     if failed := sum(bool(outcome.failures) for outcome in run.outcomes.values()):
         faults.append(f"{noun(failed, 'failed cell')}, without figures")
-    if not any(outcome.made for outcome in run.outcomes.values()):
+    if not any(outcome.visits_made for outcome in run.outcomes.values()):
         faults.append("no measured cell")
     return faults
 

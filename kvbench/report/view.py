@@ -3,13 +3,13 @@
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from statistics import median, multimode
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison, compare_visits
 from kvbench.analysis.margins import IN_TURN
@@ -20,7 +20,7 @@ from kvbench.cells.facts import FLOORS
 from kvbench.ground.text import short
 from kvbench.report.numbers import ABSENT, figure, noun
 from kvbench.results import Run
-from kvbench.results.outcomes import BETWEEN, Outcome
+from kvbench.results.outcomes import BETWEEN, Outcome, grouped
 from kvbench.results.rundir import ceilings_of
 
 if TYPE_CHECKING:
@@ -45,8 +45,6 @@ _ORDINARY: Final = {
     side: LATER | _USUAL | _FRESH | {"order": order} for side, order in {"h2d": "any", "d2h": "stream"}.items()
 }
 _NUMBER: Final = re.compile(r"[0-9]{1,12}")
-Item = TypeVar("Item")
-Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +106,6 @@ def is_measured(outcome: Outcome) -> bool:
 def compare(base: Outcome, other: Outcome, time: str = "swap_us") -> Comparison:
     """How a time of `other` differs from that of `base`, of the same run."""
     return compare_visits(base.times(time), other.times(time), IN_TURN)
-
-
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def _usual_sms(outcomes: Sequence[Outcome], keep: Set[Outcome]) -> set[Outcome]:

@@ -1,6 +1,7 @@
 """Which attempt of a visit counts: the least disturbed, first by how low the ceiling of its round was before it."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from statistics import median
 
 from kvbench.analysis.margins import CEILING
@@ -25,10 +26,11 @@ class Ceilings:
         """By what share the ceiling of a round lay below the best before an attempt, 0 where it was not low."""
         rounds = self._gbps.get(direction, {})
         by_attempt = rounds.get(number, {})
-        before = max((measured for measured in by_attempt if measured <= attempt), default=None)
-        if before is None:
+        latest = max((measured for measured in by_attempt if measured <= attempt), default=None)
+        if latest is None:
             return 0.0
-        return _low_by(by_attempt[before], max(max(of_round.values()) for of_round in rounds.values()))
+        best = max(chain.from_iterable(attempts.values() for attempts in rounds.values()))
+        return _low_by(by_attempt[latest], best)
 
     def low(self, before: int) -> list[tuple[str, int]]:
         """The directions and rounds whose ceilings before this attempt were all low, the lowest first."""
@@ -56,8 +58,8 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
     visits = {(visit.cell.id, visit.round, visit.attempt): visit for visit in records if isinstance(visit, Visit)}
     attempts: dict[tuple[str, int], dict[int, list[Visit]]] = {}
     for visit in visits.values():
-        of_visit = attempts.setdefault((visit.group or visit.cell.id, visit.round), {})
-        of_visit.setdefault(visit.attempt, []).append(visit)
+        by_attempt = attempts.setdefault((visit.group or visit.cell.id, visit.round), {})
+        by_attempt.setdefault(visit.attempt, []).append(visit)
     ceilings = Ceilings(records)
 
     def disturbance(arms: Sequence[Visit]) -> tuple[float, ...]:
@@ -65,10 +67,10 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
 
     counting: set[int] = set()
     for by_attempt in attempts.values():
-        least, *others = by_attempt.values()
-        if others:  # most visits have one attempt, whose disturbance decides nothing
-            least = min(by_attempt.values(), key=disturbance)
-        counting.update(map(id, least))
+        arms, *repeats = by_attempt.values()
+        if repeats:  # most visits have one attempt, whose disturbance decides nothing
+            arms = min(by_attempt.values(), key=disturbance)
+        counting.update(map(id, arms))
     return [record for record in records if isinstance(record, Visit) and id(record) in counting]
 
 

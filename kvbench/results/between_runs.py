@@ -42,10 +42,10 @@ def spread_between(card: str, kind: str) -> Margin:
     A card that was not measured has the spread of other cards, a kind that was not measured the largest of any kind.
     """
     measured = measured_spreads()
-    of_cards = [measured[card]] if card in measured else [*measured.values()]
-    starts = f"{of_cards[0].starts} starts of one build on {card}" if card in measured else "starts on other cards"
-    of_kind = [of_card.spread[kind] for of_card in of_cards if kind in of_card.spread]
-    fractions = of_kind or chain.from_iterable(of_card.spread.values() for of_card in of_cards)
+    cards = [measured[card]] if card in measured else [*measured.values()]
+    starts = f"{cards[0].starts} starts of one build on {card}" if card in measured else "starts on other cards"
+    same_kind = [spreads.spread[kind] for spreads in cards if kind in spreads.spread]
+    fractions = same_kind or chain.from_iterable(spreads.spread.values() for spreads in cards)
     return Margin(max(fractions), f"{starts} differed by up to this much ({kind})")
 
 

@@ -14,7 +14,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.outcomes import Outcome, by_cell, cost_figures, joined, opposite_rate
+from kvbench.results.outcomes import Outcome, by_cell, cost_figures, distinct_texts, opposite_rate
 from kvbench.results.roofs import Rate, SmReach, reached
 from kvbench.results.schema import Opposite, Record, RunInfo, Visit
 
@@ -30,8 +30,11 @@ def summarize(
 ) -> pd.DataFrame:
     """One row per outcome of a run, with its figures; `visits` are those that count."""
     sm_copies = {direction: reached(records, direction) for direction in Direction}
-    of_cells = by_cell(visits)
-    rows = [_row(outcome, of_cells) | _limits(outcome.cell, ceilings_gbps, sm_copies) for outcome in outcomes]
+    visits_of = by_cell(visits)
+    rows = [
+        _row(outcome, visits_of.get(outcome.cell, ())) | _limits(outcome.cell, ceilings_gbps, sm_copies)
+        for outcome in outcomes
+    ]
     frame = pd.DataFrame(rows, columns=list(TYPES))
     measured = {row: outcome.cell for row, outcome in enumerate(outcomes) if outcome.medians}
     figures = _figures([*measured.values()], long_samples(visits))
@@ -50,7 +53,7 @@ def summarize(
 
 
 def _device_label(info: RunInfo) -> str:
-    """Return "cuda:N", or, for the host device, a label that cannot be mistaken for a GPU."""
+    """The name of the GPU, "cuda:N", or, for the host device, a label that cannot be mistaken for one."""
     if info.device.get("kind") == "cpu":
         return "cpu (host copies, no GPU)"
     name = info.device.get("name")
@@ -90,19 +93,19 @@ def _limits(
     """The ceiling, the translation limit and the roof of the cell; NaN if the run does not have them."""
     ceiling = ceilings_gbps.get(cell.direction, math.nan)
     limit = roof = Rate(math.nan)
-    if (of_direction := sm_copies[cell.direction]) is not None:
-        limit = of_direction.limit
-        roof = Rate(ceiling) if cell.sms is None else of_direction.gbps
+    sm_reach = sm_copies[cell.direction]
+    if sm_reach is not None:
+        limit = sm_reach.limit
+        roof = Rate(ceiling) if cell.sms is None else sm_reach.gbps
         if cell.pool_bytes >= SCATTERED_FROM_BYTES and math.isfinite(limit.rate):
-            roof = min(roof, limit.times(cell.block_bytes / 1e9), key=lambda rate: rate.rate)
+            roof = min(roof, limit.scaled(cell.block_bytes / 1e9), key=lambda rate: rate.rate)
     columns = dict(zip(("roof_gbps", "roof_gbps_low", "roof_gbps_high"), roof, strict=True))
     return {"ceiling_gbps": ceiling, "limit_blocks_per_s": limit.rate, **columns}
 
 
-def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str, Any]:
+def _row(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
     """The row of a cell, without what `_figures` takes from its samples."""
-    cell, visits = outcome.cell, of_cells.get(outcome.cell, ())
-    low_us, high_us = outcome.interval_us
+    cell, (low_us, high_us) = outcome.cell, outcome.interval()
     return {
         **axis_columns(cell),
         **cost_figures([*outcome.costs.values()]),
@@ -120,13 +123,13 @@ def _row(outcome: Outcome, of_cells: Mapping[Cell, Sequence[Visit]]) -> dict[str
         "state_held": outcome.state_held,
         "depth_held": outcome.depth_held,
         "path": outcome.path,
-        "chosen": joined(visit.chosen for visit in visits if visit.chosen is not None),
+        "chosen": distinct_texts(visit.chosen for visit in visits if visit.chosen is not None),
         "order_note": "any on d2h" if (cell.direction, cell.order) == (Direction.D2H, Order.ANY) else None,
-        "stopped_by": joined(visit.stopped_by for visit in visits),
-        "repeated": outcome.made - len(visits),
+        "stopped_by": distinct_texts(visit.stopped_by for visit in visits),
+        "repeated": outcome.visits_made - len(visits),
         "disturbed": len(outcome.disturbed),
         "verified_bytes": outcome.verified_bytes,
-        "warnings": joined(outcome.warnings),
+        "warnings": distinct_texts(outcome.warnings),
         "cell_id": cell.id,
         "command": outcome.command,
     }
@@ -150,7 +153,7 @@ def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def samples_with_axes(visits: Sequence[Visit]) -> pd.DataFrame:
-    """Return `long_samples` with the axes of the cell behind its id; axes of text are categories."""
+    """`long_samples` with the axes of the cell behind its id; axes of text are categories."""
     samples = long_samples(visits)
     cells = {cell.id: cell for cell in dict.fromkeys(visit.cell for visit in visits)}
     rows = pd.DataFrame([axis_columns(cell) for cell in cells.values()], columns=list(OF_CELL)).astype(OF_CELL)

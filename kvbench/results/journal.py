@@ -50,13 +50,13 @@ def seal(record: Record, crc: int) -> tuple[bytes, int]:
     return body[:-1] + _SEAL % crc, crc
 
 
-def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int]:
+def unseal(line: bytes, number: int, crc: int, path: Path) -> tuple[Record, int]:
     """The record of a complete line, with its cell checked, and its checksum; raises RunDirectoryError."""
     body = line[:-_SEAL_BYTES] + b"}"
     checksum = zlib.crc32(body, crc)
     if line[-_SEAL_BYTES:] != _SEAL % checksum:
         raise RunDirectoryError(
-            f"{where}: journal line {number} was changed after it was written, or an earlier line was removed"
+            f"{path}: journal line {number} was changed after it was written, or an earlier line was removed"
         )
     try:
         # An ASCII line without escapes holds only printable characters.
@@ -69,17 +69,17 @@ def unseal(line: bytes, number: int, crc: int, where: Path) -> tuple[Record, int
         return record, checksum
     except (msgspec.MsgspecError, RecursionError, UnicodeError, UsageError) as error:
         why = printable(error)
-        raise RunDirectoryError(f"{where}: journal line {number} is not a record of this schema: {why}") from None
+        raise RunDirectoryError(f"{path}: journal line {number} is not a record of this schema: {why}") from None
 
 
-def read_lines(lines: Iterable[bytes], where: Path) -> Iterator[tuple[Record | None, Position]]:
+def read_lines(lines: Iterable[bytes], path: Path) -> Iterator[tuple[Record | None, Position]]:
     """Yield each record with the position after it, and None for an incomplete last line, with its bytes counted."""
     end = Position()
     for line in lines:
         if not line.endswith(b"\n"):
             yield None, Position(end.lines, end.size_bytes, end.crc, len(line))
             return
-        record, crc = unseal(line, end.lines + 1, end.crc, where)
+        record, crc = unseal(line, end.lines + 1, end.crc, path)
         end = Position(end.lines + 1, end.size_bytes + len(line), crc)
         yield record, end
 

@@ -33,6 +33,8 @@ from kvbench.results.columns import NO_FIGURE, TIMES
 from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Opposite, Record, Skip, Visit
 
 OfCell = TypeVar("OfCell", bound=CellRecord)
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 Status = Literal["ok", "no figure", "failed", "skipped"]
 
 # Why a cell has failed whose copies were never compared.
@@ -66,7 +68,7 @@ NO_SAMPLES: Final = Spread()
 class Outcome:
     """A cell of a run, without the samples of its visits; its backend may be of a `plug_in`.
 
-    `attempts` has the attempt that counts of every round, of `made` visits; `rounds` counts those with a time of the
+    `attempts` has the attempt that counts of every round, of `visits_made`; `rounds` counts those with a time of the
     swap, and `disturbed` has the rounds that something disturbed. `path` names their paths, the most frequent first.
     `beside` has the turns of a swap and its neighbour of every round, and `costs` what they cost the neighbour;
     `opposite` has the turns of swaps of both directions.
@@ -88,7 +90,7 @@ class Outcome:
     opposite: Sequence[Opposite] = ()
     failures: Sequence[Failure] = ()
     warnings: Sequence[str] = ()
-    made: int = 0
+    visits_made: int = 0
     rounds: int = 0
     disturbed: Collection[int] = ()
     samples: int = 0
@@ -103,7 +105,7 @@ class Outcome:
         return float(median(medians)) if medians else math.nan
 
     def times(self, time: str = "swap_us") -> Mapping[int, float]:
-        """Return round -> median of a time, as `kvbench.analysis.compare` takes them; empty where it is mostly 0."""
+        """Round -> median of a time, as `kvbench.analysis.compare` takes them; empty where it is mostly 0."""
         return {number: us for number, us in self.medians.get(time, {}).items() if us > 0} if self.us(time) > 0 else {}
 
     @property
@@ -121,11 +123,6 @@ class Outcome:
         return sum(cost.iterations for cost in self.costs.values())
 
     @property
-    def interval_us(self) -> tuple[float, float]:
-        """The 95% interval of the time of the swap."""
-        return self.interval()
-
-    @property
     def has_rate(self) -> bool:
         """Whether there are GB/s: by events only, and not of swaps that differ in size or of an empty launch."""
         whole = self.cell.sequence != TRACE and self.path != EffectivePath.NOTHING
@@ -139,7 +136,7 @@ class Outcome:
     @property
     def interval_gbps(self) -> tuple[float, float]:
         """The 95% interval of the GB/s; NaN where the visits are too few for one."""
-        low_us, high_us = self.interval_us
+        low_us, high_us = self.interval()
         return self._gbps_at(high_us), self._gbps_at(low_us)
 
     @property
@@ -152,64 +149,66 @@ class Outcome:
 
 
 def outcomes_of(
-    made: Iterable[Visit], counting: Sequence[Visit], others: Iterable[Record], plug_ins: Collection[str] = ()
+    visits_made: Iterable[Visit], counting: Sequence[Visit], others: Iterable[Record], plug_ins: Collection[str] = ()
 ) -> dict[Cell, Outcome]:
-    """The outcome of every cell of a run, sorted by its axes; of its visits `made`, `counting` count.
+    """The outcome of every cell of a run, sorted by its axes; of the `visits_made`, `counting` count.
 
     `plug_ins` are the names of the backends of other packages.
     """
-    in_turn, numbers = _medians_in_turn(counting), Counter(visit.cell for visit in made)
-    of_cells = by_cell([*counting, *(record for record in others if isinstance(record, Failure | Skip))])
-    spreads = _spreads(counting)
-    return {
-        cell: replace(
-            _outcome(cell, of_cells[cell], numbers[cell], in_turn, spreads.get(cell, NO_SAMPLES)),
-            plug_in=cell.backend in plug_ins,
-        )
-        for cell in sorted(of_cells, key=_axis_values)
-    }
+    in_turn, spreads = _medians_in_turn(counting), _spreads(counting)
+    numbers = Counter(visit.cell for visit in visits_made)
+    records_by_cell = by_cell([*counting, *(record for record in others if isinstance(record, Failure | Skip))])
+    outcomes = {}
+    for cell in sorted(records_by_cell, key=_axis_values):
+        spread = spreads.get(cell, NO_SAMPLES)
+        outcome = _outcome(cell, records_by_cell[cell], numbers[cell], in_turn, spread)
+        outcomes[cell] = replace(outcome, plug_in=cell.backend in plug_ins)
+    return outcomes
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by their keys, in the order of the first of each."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def by_cell(records: Iterable[OfCell]) -> dict[Cell, list[OfCell]]:
-    of_cells: dict[Cell, list[OfCell]] = {}
-    for record in records:
-        of_cells.setdefault(record.cell, []).append(record)
-    return of_cells
+    return grouped(records, lambda record: record.cell)
 
 
 def _medians_in_turn(visits: Iterable[Visit]) -> dict[int, MedianInTurn]:
     """The medians of the visits that were made in turn, by the ids of these objects."""
-    together: dict[tuple[object, ...], list[Visit]] = {}
-    for visit in visits:
-        if visit.group and visit.swap_times_us:
-            together.setdefault((visit.group, visit.round, visit.span_ns, len(visit.samples)), []).append(visit)
+    timed = (visit for visit in visits if visit.group and visit.swap_times_us)
     medians: dict[int, MedianInTurn] = {}
-    for arms in together.values():
+    for arms in grouped(timed, lambda visit: (visit.group, visit.round, visit.span_ns, len(visit.samples))).values():
         medians |= zip(map(id, arms), medians_in_turn([arm.swap_us for arm in arms]), strict=True)
     return medians
 
 
 def _spreads(visits: Iterable[Visit]) -> dict[Cell, Spread]:
     """The spread of each cell's samples: of all cells at once, which takes a tenth of the time of one by one."""
-    of_cells = by_cell(visits)
-    together = [visit for of_cell in of_cells.values() for visit in of_cell]
-    times_us = np.fromiter(chain.from_iterable(visit.swap_us for visit in together), dtype=np.float64)
-    per_visit = np.array([len(visit.samples) for visit in together], dtype=np.int64)
-    per_cell = np.array([sum(len(visit.samples) for visit in of_cell) for of_cell in of_cells.values()], dtype=np.int64)
+    visits_by_cell = by_cell(visits)
+    in_order = [*chain.from_iterable(visits_by_cell.values())]
+    times_us = np.fromiter(chain.from_iterable(visit.swap_us for visit in in_order), dtype=np.float64)
+    per_visit = np.array([len(visit.samples) for visit in in_order], dtype=np.int64)
+    counts = [sum(len(visit.samples) for visit in of_cell) for of_cell in visits_by_cell.values()]
+    per_cell = np.array(counts, dtype=np.int64)
     low, _, high = grouped_quartiles(times_us, per_cell)
     owner = np.repeat(np.arange(len(per_cell)), per_cell)
     outliers = np.bincount(owner, weights=grouped_outliers(times_us, per_visit), minlength=len(per_cell))
     first, middle, third = grouped_quartiles(times_us, per_visit)
     with np.errstate(all="ignore"):  # an untrusted run may hold any time
         shares = (third - first) / middle
-    ends = np.cumsum([len(of_cell) for of_cell in of_cells.values()])[:-1]
-    within = map(middle_of, np.split(shares, ends))
+    last_visits = np.cumsum([*map(len, visits_by_cell.values())])[:-1]
+    within = map(middle_of, np.split(shares, last_visits))
     figures = zip(low.tolist(), high.tolist(), map(int, outliers), within, strict=False)  # of no cells, one is empty
-    return {cell: Spread(*of_cell) for cell, of_cell in zip(of_cells, figures, strict=True)}
+    return {cell: Spread(*figures_of_cell) for cell, figures_of_cell in zip(visits_by_cell, figures, strict=True)}
 
 
 def _outcome(
-    cell: Cell, records: Sequence[CellRecord], made: int, in_turn: Mapping[int, MedianInTurn], spread: Spread
+    cell: Cell, records: Sequence[CellRecord], visits_made: int, in_turn: Mapping[int, MedianInTurn], spread: Spread
 ) -> Outcome:
     visits = [record for record in records if isinstance(record, Visit)]
     failures = [record for record in records if isinstance(record, Failure)]
@@ -218,25 +217,25 @@ def _outcome(
         cell,
         "failed",
         attempts={visit.round: visit.attempt for visit in visits},
-        path=joined(path for path, _ in paths),
+        path=distinct_texts(path for path, _ in paths),
         verified_bytes=sum(visit.verified_bytes for visit in visits),
         costs=costs_of(visit for visit in visits if visit.beside is not None),
         beside={visit.round: visit.beside for visit in visits if visit.beside is not None},
         opposite=tuple(visit.opposite for visit in visits if visit.opposite is not None),
         warnings=list(dict.fromkeys(chain.from_iterable(visit.warnings for visit in visits))),
-        made=made,
+        visits_made=visits_made,
         # A queue measures the submission.
         rounds=len(visits) if cell.queued else sum(bool(visit.swap_times_us) for visit in visits),
         disturbed=[visit.round for visit in visits if visit.disturbed],
     )
     if failures:
         reasons = (f"{failure.kind}: {failure.message}" for failure in failures)
-        return replace(outcome, reason=joined(reasons) or "", failures=failures)
+        return replace(outcome, reason=distinct_texts(reasons) or "", failures=failures)
     if not any(len(visit.samples) for visit in visits):
         skips = [record.reason for record in records if isinstance(record, Skip)]
         # Only a journal not written by kvbench has visits without samples.
         status: Status = "skipped" if skips else "failed"
-        return replace(outcome, status=status, reason=joined(skips) or "no reason recorded")
+        return replace(outcome, status=status, reason=distinct_texts(skips) or "no reason recorded")
     medians = _medians(cell, visits, in_turn)
     # A queue measures the submission, whose time every sample has.
     has_figure = bool(cell.queued or medians["swap_us"])
@@ -277,9 +276,9 @@ def _state_held(cell: Cell, visits: Iterable[Visit]) -> float:
     return math.nan
 
 
-def _share(of_visits: Iterable[Sequence[int] | None]) -> float:
+def _share(flags_of_visits: Iterable[Sequence[int] | None]) -> float:
     """The share of samples with a flag, NaN without samples that have one."""
-    flags = [*chain.from_iterable(flags for flags in of_visits if flags)]
+    flags = [*chain.from_iterable(filter(None, flags_of_visits))]
     return sum(flags) / len(flags) if flags else math.nan
 
 
@@ -289,7 +288,7 @@ def _axis_values(cell: Cell) -> list[tuple[bool, Any]]:
     return [(value is None, value) for value in values]
 
 
-def joined(texts: Iterable[str]) -> str | None:
+def distinct_texts(texts: Iterable[str]) -> str | None:
     return BETWEEN.join(dict.fromkeys(texts)) or None
 
 
@@ -317,8 +316,8 @@ def costs_of(visits: Iterable[Visit]) -> dict[int, Cost]:
     """The cost of every visit, by round; none if a visit has none, or all have too few iterations together."""
     costs = {visit.round: cost_of(visit) for visit in visits}
     complete = {number: cost for number, cost in costs.items() if cost is not None}
-    enough = sum(cost.iterations for cost in complete.values()) >= MIN_ITERATIONS
-    return complete if enough and len(complete) == len(costs) else {}
+    is_enough = sum(cost.iterations for cost in complete.values()) >= MIN_ITERATIONS
+    return complete if is_enough and len(complete) == len(costs) else {}
 
 
 def cost_of(visit: Visit) -> Cost | None:

@@ -23,14 +23,14 @@ class Rate(NamedTuple):
     high: float = math.nan
 
     @classmethod
-    def of(cls, amount: float, times_us: Sequence[float]) -> Self:
+    def per_us(cls, amount: float, times_us: Sequence[float]) -> Self:
         """The rate of `amount` in the times of the rounds, per microsecond; NaN for a time of 0."""
         ends_us = median_interval(times_us)
         low, high = (amount / us if 0 < us < math.inf else math.nan for us in reversed(ends_us))
         middle_us = median(times_us)
         return cls(amount / middle_us if middle_us > 0 else math.nan, low, high)
 
-    def times(self, factor: float) -> "Rate":
+    def scaled(self, factor: float) -> "Rate":
         return Rate(*(factor * value for value in self))
 
 
@@ -63,9 +63,9 @@ def reached(records: Iterable[Record], direction: Direction) -> SmReach | None:
     )
     first = roofs[0]
     return SmReach(
-        Rate.of(first.copy_bytes, copy_us).times(1e-3),
-        Rate.of(first.blocks, scattered_us).times(1e6),
-        Rate.of(first.blocks, dense_us).times(1e6),
+        Rate.per_us(first.copy_bytes, copy_us).scaled(1e-3),
+        Rate.per_us(first.blocks, scattered_us).scaled(1e6),
+        Rate.per_us(first.blocks, dense_us).scaled(1e6),
         first.block_bytes,
         first.pool_bytes,
     )

@@ -73,8 +73,8 @@ class Run:
         if not self.info.spec.get("policy") or words[1:2] != ["sweep"]:
             return words
         words = _without(words, "--policy")
-        here = Path.cwd()  # a path below it reads the same for everyone with this folder
-        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        folder = Path.cwd()  # a path below it reads the same for everyone with this folder
+        path = self.path.relative_to(folder) if self.path.is_relative_to(folder) else self.path
         return [*words, "--policy", str(path)]
 
     @property
@@ -94,8 +94,8 @@ class Run:
         ceilings, low = Ceilings(self.others), dict[str, dict[int, float]]()
         for cell, outcome in self.outcomes.items():
             for number, attempt in outcome.attempts.items():
-                if by := ceilings.low_by(cell.direction, number, attempt):
-                    low.setdefault(cell.direction, {})[number] = by
+                if share := ceilings.low_by(cell.direction, number, attempt):
+                    low.setdefault(cell.direction, {})[number] = share
         return low
 
     def frame(self, *more: str) -> "pd.DataFrame":
@@ -127,8 +127,8 @@ class Run:
     def outcomes(self) -> "Mapping[Cell, Outcome]":
         from kvbench.results.outcomes import outcomes_of
 
-        made = (record for record in self.records if isinstance(record, Visit))
-        return outcomes_of(made, self.visits, self.others, plug_ins_of(self.info.backends))
+        visits_made = (record for record in self.records if isinstance(record, Visit))
+        return outcomes_of(visits_made, self.visits, self.others, plug_ins_of(self.info.backends))
 
     @cached_property
     def others(self) -> Sequence[Record]:
@@ -136,15 +136,15 @@ class Run:
         return [record for record in self.records if not isinstance(record, Visit)]
 
     def visit_times(self, time: str = "swap_us") -> dict[str, Mapping[int, float]]:
-        """Return cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
+        """Cell id -> round -> median of a time of the visit in microseconds, for every cell with a figure.
 
         This is the input of `kvbench.analysis.compare`; `time` is one of `kvbench.results.columns.TIMES`.
         """
         times = {cell.id: outcome.times(time) for cell, outcome in self.outcomes.items()}
-        return {cell_id: of_cell for cell_id, of_cell in times.items() if of_cell}
+        return {cell_id: by_round for cell_id, by_round in times.items() if by_round}
 
     def ceilings(self) -> dict[str, list[float]]:
-        """Return direction -> GB/s of every large copy for the ceiling, in journal order."""
+        """Direction -> GB/s of every large copy for the ceiling, in journal order."""
         rates: dict[str, list[float]] = {}
         for record in self.others:
             if isinstance(record, Ceiling):
@@ -200,14 +200,14 @@ def _read(journal: _JournalReader) -> tuple[str, Position, Sequence[Record]]:
     """The name of a journal's file, the end of what was read of it, and its records that count."""
     first_end, end, records = journal.end, Position(), list[Record]()
     with _open_journal(journal.path) as (file, name):
-        where = journal.path / name
-        for record, position in islice(read_lines(_lines(file, where), where), first_end.lines if first_end else None):
+        path = journal.path / name
+        for record, position in islice(read_lines(_lines(file, path), path), first_end.lines if first_end else None):
             if isinstance(record, Visit):
                 record.samples.pack()
             records += [] if record is None else [record]
             end = position
     if first_end and (first_end.lines, first_end.crc) != (end.lines, end.crc):
-        raise RunDirectoryError(f"{where} was changed since it was first read")
+        raise RunDirectoryError(f"{path} was changed since it was first read")
     return name, end, _without_retried(records)
 
 
@@ -255,9 +255,9 @@ def runs_in(path: Path) -> list[Path]:
 
 def runs_below(path: Path) -> list[Path]:
     """The runs that a folder stands for: its own, or all runs that lie in it; else `path` itself."""
-    own = runs_in(path)
-    if own != [path] or (path / RUN_FILE).exists() or not path.is_dir():
-        return own
+    runs = runs_in(path)
+    if runs != [path] or (path / RUN_FILE).exists() or not path.is_dir():
+        return runs
     folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
     inner = chain.from_iterable(map(runs_in, folders))
     return [run for run in inner if (run / RUN_FILE).exists()] or [path]
@@ -277,8 +277,8 @@ def check_new_run(path: Path) -> None:
 
 def _check_empty(path: Path) -> None:
     if any(path.iterdir()):
-        again = f", or continue its run with --resume {shlex.quote(str(path))}"
-        raise UsageError(f"{path} is not empty; choose another folder{again if (path / RUN_FILE).exists() else ''}")
+        resume = f", or continue its run with --resume {shlex.quote(str(path))}"
+        raise UsageError(f"{path} is not empty; choose another folder{resume if (path / RUN_FILE).exists() else ''}")
 
 
 class RunWriter:
@@ -397,26 +397,29 @@ def _why_no_run(path: Path) -> str:
 
 @contextmanager
 def _open_journal(path: Path) -> Iterator[tuple[BinaryIO | gzip.GzipFile, str]]:
-    both = JOURNAL_FILE, PACKED_JOURNAL_FILE
-    here = [name for name in both if os.path.lexists(path / name)]
-    if len(here) != 1:
-        raise RunDirectoryError(f"{path} has " + ("both {} and {}" if here else "neither {} nor {}").format(*both))
-    with open_regular(path / here[0]) as file:
-        yield gzip.GzipFile(fileobj=file) if here == [PACKED_JOURNAL_FILE] else file, here[0]
+    names = JOURNAL_FILE, PACKED_JOURNAL_FILE
+    existing = [name for name in names if os.path.lexists(path / name)]
+    if len(existing) != 1:
+        # With both, nothing says which of them is the run's.
+        problem = "both {} and {}" if existing else "neither {} nor {}"
+        raise RunDirectoryError(f"{path} has {problem.format(*names)}")
+    (name,) = existing
+    with open_regular(path / name) as file:
+        yield gzip.GzipFile(fileobj=file) if name == PACKED_JOURNAL_FILE else file, name
 
 
-def _lines(file: BinaryIO | gzip.GzipFile, where: Path) -> Iterator[bytes]:
+def _lines(file: BinaryIO | gzip.GzipFile, path: Path) -> Iterator[bytes]:
     total = 0
     try:
         while line := file.readline(MAX_LINE_BYTES + 1):
             total += len(line)
             if len(line) > MAX_LINE_BYTES:
-                raise RunDirectoryError(f"{where} has a line of more than {MAX_LINE_BYTES >> 20} MiB")
+                raise RunDirectoryError(f"{path} has a line of more than {MAX_LINE_BYTES >> 20} MiB")
             if total > MAX_JOURNAL_BYTES:
-                raise RunDirectoryError(f"{where} is larger than {MAX_JOURNAL_BYTES >> 30} GiB")
+                raise RunDirectoryError(f"{path} is larger than {MAX_JOURNAL_BYTES >> 30} GiB")
             yield line
     except (EOFError, zlib.error, OSError) as error:
-        raise RunDirectoryError(f"{where} cannot be read: {error}") from None
+        raise RunDirectoryError(f"{path} cannot be read: {error}") from None
 
 
 def _lock_journal(path: Path, flags: int) -> JournalWriter:

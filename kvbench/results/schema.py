@@ -308,7 +308,7 @@ class Visit(_OfCell, tag="visit", frozen=True, kw_only=True):
             return [math.nan] * len(samples)
         if not pending:
             return times_us
-        return [us if held else math.nan for us, held in zip(times_us, samples.pending_after, strict=True)]
+        return [us if outlasted else math.nan for us, outlasted in zip(times_us, samples.pending_after, strict=True)]
 
     @property
     def swap_times_us(self) -> list[float]:
@@ -340,7 +340,7 @@ CellRecord = Skip | Visit | Failure
 
 
 def identity_hash(fields: Mapping[str, Scalar]) -> str:
-    """Return 16 hex digits that depend on the fields but not on their order."""
+    """16 hex digits that depend on the fields but not on their order."""
     text = json.dumps(dict(fields), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
 

@@ -20,8 +20,8 @@ from kvbench.report.tables import (
     rate,
     words_in,
 )
-from kvbench.report.view import View, grouped
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import View
+from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.advice import Advice, advise
 from kvbench.tune.situations import Question
 from kvbench.tune.table import HEADER, OTHERS, head_of, lines_of, others_of, place_of, rows_of, use_of

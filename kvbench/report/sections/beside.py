@@ -48,9 +48,9 @@ from kvbench.report.tables import (
     sign_of,
     swap_text,
 )
-from kvbench.report.view import DIRECTIONS, View, grouped, is_measured
+from kvbench.report.view import DIRECTIONS, View, is_measured
 from kvbench.results import Beside
-from kvbench.results.outcomes import Cost, Outcome, over_starts, slowdown_of
+from kvbench.results.outcomes import Cost, Outcome, grouped, over_starts, slowdown_of
 
 # GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)

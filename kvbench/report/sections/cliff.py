@@ -18,8 +18,8 @@ from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes
 from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
-from kvbench.report.view import View, grouped
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import View
+from kvbench.results.outcomes import Outcome, grouped
 from kvbench.results.schema import EffectivePath
 
 GBPS: Final = PlotAxis("GB/s")

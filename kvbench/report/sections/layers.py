@@ -16,9 +16,9 @@ from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure
 from kvbench.report.tables import INCLUDES, SIGNS, comma_separated, measured_table, method_of
-from kvbench.report.view import View, grouped
+from kvbench.report.view import View
 from kvbench.results import Beside
-from kvbench.results.outcomes import Outcome
+from kvbench.results.outcomes import Outcome, grouped
 
 # The share that counts as hidden, and the length of the loads that findings speak of.
 HIDDEN: Final = 0.95

@@ -9,7 +9,8 @@ from kvbench.cells.units import KIB
 from kvbench.ground.text import range_text
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.view import View, grouped
+from kvbench.report.view import View
+from kvbench.results.outcomes import grouped
 from kvbench.results.roofs import SmReach, reached
 
 _NEEDED: Final = "it needs a run on a GPU whose blocks are scattered over 1 GiB or more"

@@ -17,7 +17,8 @@ from kvbench.report.curves import curves_of
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, with_interval
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import View, ceiling_in, ceilings_text, grouped, pin
+from kvbench.report.view import View, ceiling_in, ceilings_text, pin
+from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import shapes_of

@@ -18,8 +18,8 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, ratio_text, swap_text
-from kvbench.report.view import Pinned, View, compare, grouped, is_measured
-from kvbench.results.outcomes import Outcome, opposite_rate
+from kvbench.report.view import Pinned, View, compare, is_measured
+from kvbench.results.outcomes import Outcome, grouped, opposite_rate
 
 MIN_LENGTHS: Final = 3  # two show that extents matter, not from where on
 _HOT, _FAR = "hot, dense", "fresh, scattered"

@@ -17,9 +17,9 @@ from kvbench.ground.text import range_text
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import count, figure
 from kvbench.report.tables import INCLUDES, measured_table, method_of
-from kvbench.report.view import DIRECTIONS, View, grouped
+from kvbench.report.view import DIRECTIONS, View
 from kvbench.results import Visit
-from kvbench.results.outcomes import Outcome, by_cell
+from kvbench.results.outcomes import Outcome, by_cell, grouped
 from kvbench.sweep.spec import SIDES
 from kvbench.tune.text import trace_text
 

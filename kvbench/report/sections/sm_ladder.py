@@ -24,8 +24,8 @@ from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
 from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, name_of, rate_band
-from kvbench.report.view import DIRECTIONS, Pinned, View, grouped
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import DIRECTIONS, Pinned, View
+from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import export
 

@@ -23,8 +23,8 @@ from kvbench.report.numbers import TIMES, count, figure, noun, slower_text, with
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
 from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds, name_of, swap_text
-from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View, grouped
-from kvbench.results.outcomes import Outcome, over_starts
+from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View
+from kvbench.results.outcomes import Outcome, grouped, over_starts
 
 _swap_us: Final = microseconds("swap_us")
 _caller_us: Final = microseconds("caller_us")

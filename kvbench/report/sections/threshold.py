@@ -15,8 +15,8 @@ from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, backends, first_of, turns
 from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds, name_of
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, grouped, is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
+from kvbench.results.outcomes import Outcome, grouped
 
 if TYPE_CHECKING:
     import pandas as pd

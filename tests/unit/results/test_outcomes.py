@@ -180,7 +180,7 @@ def by_definition(records: Sequence[Record], cell: Cell, visits: Sequence[Visit]
         rounds=len(visits) if cell.queued else sum(bool(known_times(one, "swap_us")) for one in visits),
         disturbed=[one.round for one in visits if one.disturbed],
         samples=sum(len(one.samples) for one in visits) if status in ("ok", "no figure") else 0,
-        made=sum(isinstance(one, Visit) and one.cell == cell for one in records),
+        visits_made=sum(isinstance(one, Visit) and one.cell == cell for one in records),
         medians=medians if status in ("ok", "no figure") else {},
     )  # fmt: skip
 
@@ -227,7 +227,7 @@ def row_of(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
         "warnings": "short" if any(one.warnings for one in visits) else None,
         "stopped_by": "; ".join(dict.fromkeys(one.stopped_by for one in visits)) or None,
         "order_note": "any on d2h" if cell.direction == "d2h" and cell.order is Order.ANY else None,
-        "repeated": outcome.made - len(visits), "disturbed": len(outcome.disturbed),
+        "repeated": outcome.visits_made - len(visits), "disturbed": len(outcome.disturbed),
         "verified_bytes": outcome.verified_bytes,
     }  # fmt: skip
     if not outcome.medians:
@@ -309,7 +309,7 @@ def test_outcomes_and_the_table_are_what_records_say(tmp_path: Path, seed: int) 
         assert not wrong, cell
         assert same(outcome.gbps, figures["gbps"])
         assert same(outcome.us(), figures["swap_us_median"])
-        assert all(map(same, outcome.interval_us, (figures["swap_us_low"], figures["swap_us_high"])))
+        assert all(map(same, outcome.interval(), (figures["swap_us_low"], figures["swap_us_high"])))
         assert all(map(same, outcome.interval_gbps, (figures["gbps_low"], figures["gbps_high"])))
         assert all(map(same, outcome.quartiles_gbps, (figures["gbps_q1"], figures["gbps_q3"])))
         assert all(same(getattr(outcome, name), figures[name]) for name in ("state_held", "depth_held"))
