@@ -163,13 +163,14 @@ def gains_of(rule: Rule, settings: Mapping[str, int]) -> list[Gain]:
         for over, method in methods.items():
             if method is None or method == choice:
                 continue
+            # Figures of two starts of kvbench differ by more than many gains.
             together = measured.in_rounds_of(method)
-            ours = together.standing_for(choice)
+            measured_choice = together.standing_for(choice)
             arms = arms_of(replace(together, arms=together.methods))
-            compared = compare_methods([arms], ours, method) if ours else None
+            compared = compare_methods([arms], measured_choice, method) if measured_choice else None
             if compared:
                 ratios.setdefault((over, measured.shape.kind), []).append(compared.ratio)
-    return [Gain(over, kind, of_shapes) for (over, kind), of_shapes in ratios.items()]
+    return [Gain(over, kind, gains) for (over, kind), gains in ratios.items()]
 
 
 def shipped_choice(engine: Engine, measured: Measured, settings: Mapping[str, int]) -> Choice | None:

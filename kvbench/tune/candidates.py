@@ -144,8 +144,9 @@ def shapes_of(
     in_state = [measured.only(keep) for measured in shapes if state in (None, measured.shape.stream_state)]
     allowed = [measured for measured in in_state if measured.arms]
     if not allowed:
-        where = f" on {a_stream(state)}" if state else ""
-        raise UsageError(f"nothing to choose from: no swap was measured{where} with the allowed backends and SM counts")
+        stream = f" on {a_stream(state)}" if state else ""
+        limits = "with the allowed backends and SM counts"
+        raise UsageError(f"nothing to choose from: no swap was measured{stream} {limits}")
     return allowed
 
 
@@ -232,6 +233,7 @@ def swaps_of_trace(runs: Sequence[Run]) -> list[Measured]:
     without swaps that every method made, and for runs of different swaps or of several devices.
     """
     machine_of(runs)
+    # Numbers of swaps are the same swaps only in replays of one file with one choice from it.
     replayed = [{name: run.trace.get(name) for name in _SWAPS_OF} for run in runs]
     if any(swaps != replayed[0] for swaps in replayed):
         paths = (Path(str(run.trace.get("path", ""))) for run in runs)
@@ -306,8 +308,8 @@ def parts_of(blocks: _Blocks) -> list[_Blocks]:
     part = before * PARTS // max(1, int(blocks.sum()))
     parts: list[_Blocks] = []
     for indices in (order[part == number] for number in range(PARTS)):
-        few = bool(parts) and min(len(indices), len(parts[-1])) < MIN_PAIRS
-        if few or (parts and label_of(blocks[indices]) == label_of(blocks[parts[-1]])):
+        too_small = bool(parts) and min(len(indices), len(parts[-1])) < MIN_PAIRS
+        if too_small or (parts and label_of(blocks[indices]) == label_of(blocks[parts[-1]])):
             parts[-1] = np.concatenate([parts[-1], indices])
         elif len(indices):
             parts.append(indices)
@@ -408,8 +410,8 @@ def one_workload(cells: Iterable[Cell]) -> list[Cell]:
     fresh blocks before reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one
     size, unless there are few; the pool of most cells.
     """
-    of_host = (cell for cell in cells if cell.list_place is ListPlace.HOST)
-    kept = [cell for cell in of_host if cell.text("memory") in (None, "allocated")]
+    listed_on_host = (cell for cell in cells if cell.list_place is ListPlace.HOST)
+    kept = [cell for cell in listed_on_host if cell.text("memory") in (None, "allocated")]
     for axis, usual in _USUAL.items():
         values = {cell: _text(cell, axis) for cell in kept}
         ranked = Counter(values[cell] for cell in kept).most_common()
@@ -424,8 +426,8 @@ def one_workload(cells: Iterable[Cell]) -> list[Cell]:
                 least[size] = min(least.get(size, len(ranked)), rarity[values[cell]])
             kept = [cell for cell in kept if rarity[values[cell]] == least[cell.blocks, cell.block_bytes]]
     pools = Counter(cell.pool_bytes for cell in kept)
-    most = max((pool for pool, count in pools.items() if count == max(pools.values())), default=0)
-    return [cell for cell in kept if cell.pool_bytes == most]
+    pool_bytes = max((pool for pool, count in pools.items() if count == max(pools.values())), default=0)
+    return [cell for cell in kept if cell.pool_bytes == pool_bytes]
 
 
 def _text(cell: Cell, axis: str) -> str:

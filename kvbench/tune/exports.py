@@ -16,6 +16,7 @@ from kvbench.cells.units import size_text
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
+from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import taken
 from kvbench.tune.candidates import Measured, origin_of
 from kvbench.tune.rule import fastest
@@ -166,8 +167,8 @@ def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> I
     changed = [f"{name}={best_value}" for name, best_value, value in three if best_value != value]
     yield f"not in the patch: {', '.join(changed)} {_gain_text(shapes.ratios(values, best))}"
     # The settings after the first decide where the engine's copies, without SMs, replace its kernel.
-    wanted = [best[0], *([0] if best[1:] != shapes.defaults[1:] else [])]
-    missing = [count for count in wanted if count not in beside]
+    needed = [best[0], *([0] if best[1:] != shapes.defaults[1:] else [])]
+    missing = [count for count in needed if count not in beside]
     if missing:
         copies = [name for name in engine.backends if name != engine.kernel]
         backends = ",".join([engine.kernel, *(copies[:1] if 0 in missing else [])])
@@ -246,10 +247,10 @@ def _needs(name: str, engine: Engine, what: str) -> UsageError:
 def _by_state(engine: Engine, measured: Sequence[Measured], defaults: Values) -> list[_Shapes]:
     """The shapes with all candidates by stream state, that in which the engine's swaps begin first."""
     order = [*engine.states, *sorted(StreamState)]
-    own = [swaps for swaps in measured if swaps.shape.direction in engine.directions]
-    own.sort(key=lambda swaps: order.index(swaps.shape.stream_state))
-    by_state = groupby(own, key=lambda swaps: swaps.shape.stream_state)
-    return [*filter(None, (_shapes(engine, [*of_state], defaults) for _, of_state in by_state))]
+    of_engine = [swaps for swaps in measured if swaps.shape.direction in engine.directions]
+    of_engine.sort(key=lambda swaps: order.index(swaps.shape.stream_state))
+    by_state = grouped(of_engine, lambda swaps: swaps.shape.stream_state).values()
+    return [*filter(None, (_shapes(engine, shapes, defaults) for shapes in by_state))]
 
 
 def _shapes(engine: Engine, measured: Sequence[Measured], defaults: Values) -> _Shapes | None:
@@ -280,8 +281,8 @@ def _loss_text(shapes: _Shapes, values: Values) -> str:
     ratios, worst = [*map(ratio, shapes.measured)], max(shapes.measured, key=ratio)
     if _worst_loss(ratios) <= TIED.fraction:
         return f"within {TIED.fraction:.0%} of it at all shapes"
-    where = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst.arms).label}"
-    return f"takes {_mean_loss(ratios):z.0%} more time on average, at worst {_worst_loss(ratios):.0%} ({where})"
+    shape = f"{worst.shape.direction}, {worst.shape.size_text}, {fastest(worst.arms).label}"
+    return f"takes {_mean_loss(ratios):z.0%} more time on average, at worst {_worst_loss(ratios):.0%} ({shape})"
 
 
 def break_even(gated_loss: float, opened_loss: float) -> float:
@@ -294,10 +295,11 @@ def break_even(gated_loss: float, opened_loss: float) -> float:
     return opened / (gated + opened) if gated + opened else 0.0
 
 
-def _share_text(gated: _Shapes, opened: _Shapes, of_gated: Values, of_opened: Values) -> str:
-    if of_gated == of_opened:
+def _share_text(gated: _Shapes, opened: _Shapes, gated_best: Values, opened_best: Values) -> str:
+    if gated_best == opened_best:
         return "the settings are the same whether a load finds the gate closed or open"
-    share = break_even(_mean_loss(gated.ratios(of_gated, of_opened)), _mean_loss(opened.ratios(of_opened, of_gated)))
+    gated_loss = _mean_loss(gated.ratios(gated_best, opened_best))
+    share = break_even(gated_loss, _mean_loss(opened.ratios(opened_best, gated_best)))
     return f"these settings are right if more than {share:.0%} of the loads find the gate closed"
 
 

@@ -16,6 +16,7 @@ from kvbench.cells.policy import Choice
 from kvbench.ground.errors import UsageError
 from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
 from kvbench.results import Run
+from kvbench.results.outcomes import grouped
 from kvbench.tune.candidates import Measured, shapes_of
 from kvbench.tune.rule import Rule, nearest_shape, rule_of
 from kvbench.tune.situations import Answer, Question
@@ -124,11 +125,11 @@ def _curve_of(rule: Rule, kind: SwapKind, group: ModelSwap) -> _GroupCurve:
     """The curve of a group, from the measured block size that is nearest to that of the group."""
     shapes = sorted(rule.shapes_of(kind), key=lambda measured: measured.shape)
     size = nearest_shape(shapes, group.block_bytes, group.blocks).shape.block_bytes
-    alike = [measured for measured in shapes if measured.shape.block_bytes == size]
+    same_size = [measured for measured in shapes if measured.shape.block_bytes == size]
     return _GroupCurve(
         np.array([_bytes_of(group, tokens) for tokens in _TOKENS], dtype=np.float64),
-        [size * measured.shape.blocks for measured in alike],
-        [measured.us_of(rule.choices[measured]) for measured in alike],
+        [size * measured.shape.blocks for measured in same_size],
+        [measured.us_of(rule.choices[measured]) for measured in same_size],
     )
 
 
@@ -189,10 +190,7 @@ def _bytes_of(swap: ModelSwap, tokens: int) -> int:
 
 def _by_model(swaps: Sequence[ModelSwap]) -> Mapping[tuple[str, int, int], list[ModelSwap]]:
     """The groups of layers of each model, its ranks and its number of tokens."""
-    groups: dict[tuple[str, int, int], list[ModelSwap]] = {}
-    for swap in swaps:
-        groups.setdefault((swap.geometry.name, swap.tp, swap.tokens), []).append(swap)
-    return groups
+    return grouped(swaps, lambda swap: (swap.geometry.name, swap.tp, swap.tokens))
 
 
 def _most_tokens(swaps: Sequence[ModelSwap]) -> list[list[ModelSwap]]:
@@ -335,13 +333,13 @@ def gather_waits(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[Ga
         for cell, outcome in run.outcomes.items():
             us = outcome.us()
             if cell.list_place is ListPlace.GPU and math.isfinite(us):
-                of_size = times_us.setdefault(cell.block_bytes, {})
-                of_size[cell.blocks] = min(us, of_size.get(cell.blocks, us))
+                by_rows = times_us.setdefault(cell.block_bytes, {})
+                by_rows[cell.blocks] = min(us, by_rows.get(cell.blocks, us))
     latent = {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent}
     for group, rows in latent.items() if times_us else ():
         row_bytes = min(times_us, key=lambda measured: abs(measured - group.layer_bytes))
         counts, us = np.array(sorted(times_us[row_bytes].items())).T
         missing = rows * np.array(MISSES)
         if missing[-1] <= counts[-1]:
-            of_layer_us = np.exp(np.interp(np.log(missing), np.log(counts), np.log(us)))
-            yield GatherWait(group, rows, row_bytes, (group.layers * of_layer_us / 1e3).tolist())
+            layer_us = np.exp(np.interp(np.log(missing), np.log(counts), np.log(us)))
+            yield GatherWait(group, rows, row_bytes, (group.layers * layer_us / 1e3).tolist())

@@ -103,24 +103,29 @@ def pick(shapes: Sequence[KeptArms], needed: Mapping[Choice, int] = MappingProxy
 
     A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
     """
-    counts = Counter(chain.from_iterable(shapes))
-    visits = {choice: sum(len(arms.get(choice, ())) for arms in shapes) for choice in counts}
-    enough, raced = min(_MEASURED * len(shapes), max(counts.values())), min(MIN_PAIRS, max(visits.values())) - 1
-    means = {
-        choice: fmean(arms.losses[choice] for arms in shapes if choice in arms)
-        for choice, count in counts.items()
-        if count >= enough and visits[choice] >= raced
-    }
+    visits = Counter[Choice]()
+    for arms in shapes:
+        visits.update({choice: len(times) for choice, times in arms.items()})
+    raced = min(MIN_PAIRS, max(visits.values())) - 1
+    means = {choice: loss for choice, loss in _mean_losses(shapes).items() if visits[choice] >= raced}
     prefer = partial(preference, needed=needed)
     best = min(means, key=lambda choice: (means[choice], prefer(choice)))
-    alike = [choice for choice in sorted(means, key=prefer) if choice == best or _alike(shapes, best, choice)]
+    alike = [choice for choice in sorted(means, key=prefer) if choice == best or _is_as_good(shapes, best, choice)]
     chosen = alike[0]
     batched = min((choice for choice in means if choice.backend == BATCHED), key=means.__getitem__, default=None)
     if batched is not None:
         # What replaces batched copies must be told apart from them.
-        faster = (choice for choice in alike if choice.backend != BATCHED and _slower(shapes, choice, batched))
+        faster = (choice for choice in alike if choice.backend != BATCHED and _is_slower(shapes, choice, batched))
         chosen = next(faster, batched)
     return Pick(chosen, best, alike, [*means], shapes)
+
+
+def _mean_losses(shapes: Sequence[KeptArms]) -> dict[Choice, float]:
+    """The mean loss of each method over the shapes that measured it, of those measured at enough of the shapes."""
+    counts = Counter(chain.from_iterable(shapes))
+    enough = min(_MEASURED * len(shapes), max(counts.values()))
+    frequent = [choice for choice, count in counts.items() if count >= enough]
+    return {choice: fmean(arms.losses[choice] for arms in shapes if choice in arms) for choice in frequent}
 
 
 def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> Comparison | None:
@@ -130,19 +135,19 @@ def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> 
     Where most shapes have both in different rounds alone, these are compared apart: nothing is equal that was not
     compared.
     """
-    both = [arms for arms in shapes if base in arms and other in arms]
-    if not both:
+    common = [arms for arms in shapes if base in arms and other in arms]
+    if not common:
         return None
-    pairs = [*filter(None, (arms.ratios(base, other) for arms in both))]
-    if 2 * len(pairs) >= len(both):
+    pairs = [*filter(None, (arms.ratios(base, other) for arms in common))]
+    if 2 * len(pairs) >= len(common):
         return compare_over(pairs, TIED)
     # The mean weighs the shapes with pairs, which share one comparison, as much as the others.
     in_turn = [compare_over(pairs, TIED)] * len(pairs) if pairs else []
-    apart = [arms.apart(base, other) for arms in both if not arms.ratios(base, other)]
+    apart = [arms.apart(base, other) for arms in common if not arms.ratios(base, other)]
     return mean_comparison(in_turn + apart, TIED)
 
 
-def _alike(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
+def _is_as_good(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
     """Whether a method may lose nothing at all against the best, or loses no more than a margin.
 
     That is `TIED`, and `KNEE` between SM counts of one method: beyond it, more SMs cost the work beside more than they
@@ -155,7 +160,7 @@ def _alike(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
     return compared.ratio <= 1 + margin.fraction or 0 < compared.low <= 1
 
 
-def _slower(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> bool:
+def _is_slower(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> bool:
     compared = compare_methods(shapes, base, other)
     return compared is not None and compared.verdict is Verdict.SLOWER
 
@@ -231,8 +236,8 @@ class Rule:
         choices: dict[Measured, Choice] = {}
         for part in chain.from_iterable(self.parts.values()):
             for measured in part.shapes:
-                there = part.choice if part.choice in measured.methods else measured.standing_for(part.choice)
-                choices[measured] = there or fastest(measured.arms)
+                choice = part.choice if part.choice in measured.methods else measured.standing_for(part.choice)
+                choices[measured] = choice or fastest(measured.arms)
         return choices
 
     def to_plain(self) -> list[dict[str, Any]]:
@@ -255,7 +260,7 @@ def nearest_shape(shapes: Iterable[Measured], block_bytes: int, blocks: int) -> 
 def rule_of(shapes: Sequence[Measured]) -> Rule:
     in_order = sorted(shapes, key=lambda measured: measured.shape)
     by_kind = groupby(in_order, key=lambda measured: measured.shape.kind)
-    return Rule({kind: _parts({measured: measured.arms for measured in of_kind}) for kind, of_kind in by_kind})
+    return Rule({kind: _parts({measured: measured.arms for measured in swaps}) for kind, swaps in by_kind})
 
 
 def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
@@ -267,11 +272,11 @@ def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
     most = {method: max(need.most_sms for need in needs) for method, needs in kernels.items()}
     parts: list[RulePart] = []
     for picked, sizes in _picks(competing, most):
-        of_sizes = [measured for measured in shapes if _serves(measured, sizes, _EVERY)]
-        needs = [need for need in kernels.get(picked.choice, ()) if any(map(need.serves, of_sizes))]
+        in_sizes = [measured for measured in shapes if _serves(measured, sizes, _EVERY)]
+        needs = [need for need in kernels.get(picked.choice, ()) if any(map(need.serves, in_sizes))]
         for need in needs or [_Need(picked.choice)]:
-            served, ends = [*filter(need.serves, of_sizes)], _overlap(sizes, need.sizes)
-            parts.append(RulePart(need.choice, picked, served, ends, need.blocks, need.counts))
+            served, both_sizes = [*filter(need.serves, in_sizes)], _overlap(sizes, need.sizes)
+            parts.append(RulePart(need.choice, picked, served, both_sizes, need.blocks, need.counts))
     return parts
 
 
@@ -288,13 +293,13 @@ def _picks(shapes: _Competing, needed: Mapping[Choice, int]) -> list[tuple[Pick,
     single = pick([*shapes.values()], needed)
     picks, most = [(single, _EVERY)], 0.0
     for last, first in pairwise(_sizes(shapes)):
-        ends: list[Range] = [(None, last), (first, None)]
-        sides = [_within_ends(shapes, sizes) for sizes in ends]
+        ranges: list[Range] = [(None, last), (first, None)]
+        sides = [_within_ends(shapes, sizes) for sizes in ranges]
         split = [pick([*side.values()], needed) for side in sides]
         changes = (_changes(side, half.choice, single.choice) for side, half in zip(sides, split, strict=True))
         saved = compare_over([*chain.from_iterable(changes)], TIED)
         if saved.verdict is Verdict.SLOWER and saved.ratio > most:
-            picks, most = [*zip(split, ends, strict=True)], saved.ratio
+            picks, most = [*zip(split, ranges, strict=True)], saved.ratio
     return picks
 
 
@@ -343,9 +348,9 @@ def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
     """
     kernel: dict[Measured, Arms] = {}
     for measured, arms in shapes.items():
-        of_method = {choice: visits for choice, visits in arms.items() if choice.without_sms == method}
-        if of_method:
-            kernel[measured] = of_method
+        with_counts = {choice: visits for choice, visits in arms.items() if choice.without_sms == method}
+        if with_counts:
+            kernel[measured] = with_counts
     several = {measured: KeptArms(arms, measured) for measured, arms in kernel.items() if len(arms) > 1}
     choices = Counter(chain.from_iterable(kernel.values()))
     usual, shapes_of_usual = choices.most_common(1)[0]
@@ -358,14 +363,14 @@ def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
         at_sizes[measured.shape.block_bytes] |= arms.keys()
     compared = _sizes(several)
     by_size = []
-    for size, of_size in at_sizes.items():
-        if size not in compared and (len(of_size) == 1 or not compared):
-            needs = [_Need(next(iter(of_size)) if len(of_size) == 1 else usual)]
+    for size, measured_there in at_sizes.items():
+        if size not in compared and (len(measured_there) == 1 or not compared):
+            needs = [_Need(next(iter(measured_there)) if len(measured_there) == 1 else usual)]
         else:
             nearest = min(compared, key=lambda other: abs(log(other / size)))
             needs = _by_blocks(_within_ends(several, (nearest, nearest)))
         by_size.append([replace(need, sizes=(size, size)) for need in needs])
-    return _joined(by_size)
+    return _merged(by_size)
 
 
 def _by_blocks(shapes: _Competing) -> list[_Need]:
@@ -373,10 +378,10 @@ def _by_blocks(shapes: _Competing) -> list[_Need]:
     whole = _fewest(shapes)
     best, most = [whole], _NOTHING
     for last, first in pairwise(sorted({measured.shape.blocks for measured in shapes})):
-        ends = (None, last), (first, None)
-        sides = [_within_ends(shapes, blocks=blocks) for blocks in ends]
+        ranges = (None, last), (first, None)
+        sides = [_within_ends(shapes, blocks=blocks) for blocks in ranges]
         if min(map(len, sides)) >= _LEAST_SHAPES:
-            split = [replace(_fewest(side), blocks=blocks) for side, blocks in zip(sides, ends, strict=True)]
+            split = [replace(_fewest(side), blocks=blocks) for side, blocks in zip(sides, ranges, strict=True)]
             gain = _gain(shapes, whole, split)
             if gain > most:
                 best, most = split, gain
@@ -386,16 +391,10 @@ def _by_blocks(shapes: _Competing) -> list[_Need]:
 def _fewest(shapes: _Competing) -> _Need:
     """The fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more."""
     kernel = [*shapes.values()]
-    counts = Counter(chain.from_iterable(kernel))
-    enough = min(_MEASURED * len(kernel), max(counts.values()))
-    means = {
-        choice: fmean(arms.losses[choice] for arms in kernel if choice in arms)
-        for choice, count in counts.items()
-        if count >= enough
-    }
+    counts, means = Counter(chain.from_iterable(kernel)), _mean_losses(kernel)
     best = min(means, key=lambda choice: (means[choice], choice.sms))
     compared = [choice for choice, count in counts.items() if count >= min(_LEAST_SHAPES, len(kernel))]
-    alike = [choice for choice in compared if choice == best or _alike(kernel, best, choice)]
+    alike = [choice for choice in compared if choice == best or _is_as_good(kernel, best, choice)]
     alike.sort(key=lambda choice: choice.sms)
     return _Need(alike[0], counts=[choice.sms for choice in alike])
 
@@ -425,17 +424,18 @@ def _gain(shapes: _Competing, single: _Need, split: Sequence[_Need]) -> _Gain:
     return (False, len(changed), saved.ratio) if fewer else _NOTHING
 
 
-def _joined(by_size: Sequence[Sequence[_Need]]) -> list[_Need]:
+def _merged(by_size: Sequence[Sequence[_Need]]) -> list[_Need]:
     """What a kernel needs with one entry for neighbouring sizes that need the same, the ends open."""
-    joined: list[list[_Need]] = []
+    merged: list[list[_Need]] = []
     for needs in by_size:
-        if joined and [*map(_use_of, joined[-1])] == [*map(_use_of, needs)]:
-            joined[-1] = [_both_sizes(*pair) for pair in zip(joined[-1], needs, strict=True)]
+        if merged and [*map(_use_of, merged[-1])] == [*map(_use_of, needs)]:
+            merged[-1] = [_both_sizes(*pair) for pair in zip(merged[-1], needs, strict=True)]
         else:
-            joined.append([*needs])
-    joined[0] = [replace(need, sizes=(None, need.sizes[1])) for need in joined[0]]
-    joined[-1] = [replace(need, sizes=(need.sizes[0], None)) for need in joined[-1]]
-    return [*chain.from_iterable(joined)]
+            merged.append([*needs])
+    # Sizes beyond what was measured take what the outermost measured size takes.
+    merged[0] = [replace(need, sizes=(None, need.sizes[1])) for need in merged[0]]
+    merged[-1] = [replace(need, sizes=(need.sizes[0], None)) for need in merged[-1]]
+    return [*chain.from_iterable(merged)]
 
 
 def _use_of(need: _Need) -> tuple[Choice, Range]:

@@ -149,11 +149,11 @@ class Search:
                 self._cells.setdefault(SwapShape.of_cell(cell), {})[Choice.of_cell(cell)] = cell
         sizes = {shape.block_bytes for shape in self._cells}
         first = set(first_sizes) & sizes or sizes
-        ends: set[SwapShape] = set()
+        outermost: set[SwapShape] = set()
         for _, row in groupby(sorted(self._cells), key=_row):
             smallest, *larger = row
-            ends |= {smallest, *larger[-1:]}
-        started = [shape for shape in self._cells if shape in ends or shape.block_bytes in first]
+            outermost |= {smallest, *larger[-1:]}
+        started = [shape for shape in self._cells if shape in outermost or shape.block_bytes in first]
         self._first = {shape: self._cells[shape] for shape in started}
         self._times: dict[Cell, dict[int, float]] = {}
         self._seed = seed
@@ -188,21 +188,21 @@ class Search:
             stage = [*chain.from_iterable(candidates.values() for candidates in running.values())]
             if stage:
                 yield self._shuffled(number, stage)
-            kept = {shape: self._still(shape, candidates, number + 1) for shape, candidates in running.items()}
+            kept = {shape: self._survivors(shape, candidates, number + 1) for shape, candidates in running.items()}
             running = {shape: candidates for shape, candidates in kept.items() if candidates}
 
     def _shuffled(self, number: int, cells: Collection[Cell]) -> list[tuple[int, Cell]]:
         return [(number, cell) for cell in sorted(cells, key=lambda cell: cell.shuffle_key(number, self._seed))]
 
-    def _still(self, shape: SwapShape, candidates: Mapping[Choice, Cell], visits: int) -> dict[Choice, Cell]:
+    def _survivors(self, shape: SwapShape, candidates: Mapping[Choice, Cell], visits: int) -> dict[Choice, Cell]:
         """The candidates of a shape that stay in the race after a number of visits."""
         measured = {choice: cell for choice, cell in candidates.items() if len(self._times.get(cell, {})) == visits}
         if not measured:
             return {}
         if visits >= MIN_PAIRS:
             (answer,) = answers_of([self._measured(shape)])
-            wanted = {answer.choice, answer.pick.best, *answer.open} if answer.open else set()
-            return {choice: cell for choice, cell in measured.items() if choice in wanted}
+            undecided = {answer.choice, answer.pick.best, *answer.open} if answer.open else set()
+            return {choice: cell for choice, cell in measured.items() if choice in undecided}
         if visits % STAGE_VISITS:
             return measured
         # The fastest visit of each stands for it: a disturbance only slows.

@@ -22,7 +22,7 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
-from kvbench.results.outcomes import Cost, over_starts, slowdown_of
+from kvbench.results.outcomes import Cost, grouped, over_starts, slowdown_of
 from kvbench.tune.candidates import RUN_STEP, Measured, Origin, choice_of, preference
 from kvbench.tune.rule import Rule, RulePart, nearest_shape
 
@@ -222,10 +222,7 @@ def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
     """Of each backend the method that takes the least of a step and its thread, the least of all first."""
     placed = [InLayout(arm.cell, arm.method) for arm in arms]
     placed.sort(key=lambda in_layout: in_layout.method.cost(thread_counts=True))
-    least: dict[str, InLayout] = {}
-    for in_layout in placed:
-        least.setdefault(in_layout.cell.backend, in_layout)
-    return [*least.values()]
+    return [in_layouts[0] for in_layouts in grouped(placed, lambda in_layout: in_layout.cell.backend).values()]
 
 
 def not_measured(situation: Situation) -> str:
@@ -239,9 +236,9 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
     shapes = rule.shapes_of(kind)
     block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
     parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
-    of_size = [measured for measured in shapes if measured.shape.block_bytes == block_bytes]
-    with_figures = [measured for measured in of_size if _has_figures(measured, rule)]
-    large = nearest_shape(with_figures or of_size, block_bytes, _BLOCKS)
+    same_size = [measured for measured in shapes if measured.shape.block_bytes == block_bytes]
+    with_figures = [measured for measured in same_size if _has_figures(measured, rule)]
+    large = nearest_shape(with_figures or same_size, block_bytes, _BLOCKS)
     use = rule.choices[large]
     methods = sorted((_method_alone(large, choice) for choice in large.arms), key=lambda method: method.us)
     others = (method for method in methods if method.choice.without_sms != use.without_sms)
@@ -253,7 +250,7 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
         large.shape.blocks,
         _method_alone(large, use),
         parts=parts,
-        compared_with=_others(of_size, use),
+        compared_with=_others(same_size, use),
         undecided=picked.open,
         otherwise=next(others, None),
         methods=methods,
@@ -287,15 +284,15 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
         for cell, outcome in run.outcomes.items():
             situation = cell.situation
             is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
-            usual = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
-            usual = usual and cell.priority is Priority.NONE and cell.devices == 1
-            if situation in (None, Situation.ALONE) or not usual or outcome.status != "ok" or not outcome.costs:
+            competes = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
+            competes = competes and cell.priority is Priority.NONE and cell.devices == 1
+            if situation in (None, Situation.ALONE) or not competes or outcome.status != "ok" or not outcome.costs:
                 continue
             choice = choice_of(cell, plug_ins)
             if situation and keep(choice):
                 visits = costs.setdefault((cell.direction, situation), {}).setdefault((choice, cell), {})
                 visits |= {number * RUN_STEP + round_: cost for round_, cost in outcome.costs.items()}
-    return {place: _beside_one_neighbour(of_place) for place, of_place in costs.items()}
+    return {beside: _beside_one_neighbour(costs_beside) for beside, costs_beside in costs.items()}
 
 
 def _beside_one_neighbour(costs: Mapping[tuple[Choice, Cell], Mapping[int, Cost]]) -> list[Arm]:

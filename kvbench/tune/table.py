@@ -11,6 +11,7 @@ from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.units import size_text
 from kvbench.ground.text import range_text
 from kvbench.models.steps import BATCH
+from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import Advice
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
 from kvbench.tune.situations import GENTLE, Answer, InLayout, Method
@@ -74,8 +75,13 @@ def use_of(answer: Answer) -> str:
 
 
 def place_of(answer: Answer) -> str:
-    """Return "alone" or "beside decode"."""
+    """What the swaps of an answer run beside: "alone" or "beside decode"."""
     return "alone" if answer.situation is Situation.ALONE else f"beside {answer.situation.beside}"
+
+
+def situation_text(answer: Answer) -> str:
+    """The direction too: "h2d alone" or "d2h beside decode"."""
+    return f"{answer.direction} {place_of(answer)}"
 
 
 def _rate(answer: Answer, method: Method) -> str:
@@ -135,8 +141,8 @@ def others_of(advice: Advice) -> list[list[str]]:
 def _alike_text(answer: Answer) -> str:
     if answer.use is None:
         return NOTHING
-    few = f" (fewer than {MIN_PAIRS} visits decide nothing)" if answer.visits < MIN_PAIRS else ""
-    return f"{methods_text(answer.not_told_apart)}{few}" or NOTHING
+    note = f" (fewer than {MIN_PAIRS} visits decide nothing)" if answer.visits < MIN_PAIRS else ""
+    return f"{methods_text(answer.not_told_apart)}{note}" or NOTHING
 
 
 def lines_of(advice: Advice) -> Iterator[str]:
@@ -156,8 +162,8 @@ def _layout_text(placed: InLayout) -> str:
     source, destination = cell.sides
     loads = cell.direction is Direction.H2D
     sides = {"the host": source if loads else destination, "the GPU": destination if loads else source}
-    of_sides = " and ".join(f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
-    layout = str(source) if source == destination else of_sides
+    differing = (f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
+    layout = str(source) if source == destination else " and ".join(differing)
     figures = f"{three_digits(method.gbps)} GB/s, {_step(method)}, {_cost(method)} ms/GB"
     return f"{method.choice.label} in {layout}, {figures}"
 
@@ -171,24 +177,21 @@ def _fast(method: Method | None) -> str:
 
 def _listed(title: str, answers: Iterable[Answer], text: Callable[[Answer], str]) -> Iterator[str]:
     """Yield what there is to say of answers, a line for those with the same words."""
-    same: dict[str, list[str]] = {}
-    for answer in answers:
-        if words := text(answer):
-            same.setdefault(words, []).append(f"{answer.direction} {place_of(answer)}")
-    yield from (f"{', '.join(where)} {title}: {words}" for words, where in same.items())
+    for words, same in grouped(answers, text).items():
+        if words:
+            yield f"{', '.join(map(situation_text, same))} {title}: {words}"
 
 
 def in_lines(advice: Advice) -> Iterator[str]:
     """Yield the rows as a line each, where a table has no room: "d2h beside decode: sm (2 SMs), 23 GB/s, ..."."""
     for row, answer in zip(rows_of(advice.answers), advice.answers, strict=True):
-        direction, _, use, gbps, step, cost, otherwise = row
-        where = f"{direction} {place_of(answer)}"
+        _, _, use, gbps, step, cost, otherwise = row
         if answer.use is None:
-            yield f"{where}: {use}" + (f"; otherwise {otherwise}" if otherwise != NOTHING else "")
+            yield f"{situation_text(answer)}: {use}" + (f"; otherwise {otherwise}" if otherwise != NOTHING else "")
             continue
         named = f"{gbps} GB/s" if "(" not in gbps else gbps.replace(" (", " GB/s (")
         parts = [use, named, f"step {step}" if step != NOTHING else "", f"{cost} ms/GB", f"otherwise {otherwise}"]
-        yield f"{where}: {'; '.join(filter(None, parts))}"
+        yield f"{situation_text(answer)}: {'; '.join(filter(None, parts))}"
 
 
 def _model_page(models: ModelAnswers, prefill_tokens_per_s: float) -> Iterator[str | Grid]:
@@ -219,11 +222,11 @@ def _token_lines(lines: Sequence[TokenLine]) -> Iterator[str]:
     for line in lines:
         model = f"{line.model}{f' TP {line.tp}' if line.tp > 1 else ''}, " if several else ""
         call = "warm" if line.pause == "0" else f"cold ({line.pause})"
-        seen = f"measured at {', '.join(map(str, line.measured))}" if line.measured else "all interpolated"
+        measured = f"measured at {', '.join(map(str, line.measured))}" if line.measured else "all interpolated"
         error = "" if line.error is None else f", within {math.ceil(line.error * 1000) / 10:g}%"
         yield (
             f"{model}{line.direction} {line.stream_state}, {call}: us = {line.us:.1f} + {line.us_per_token:.3g} x "
-            f"tokens ({range_text(line.tokens, str)}, {seen}{error})"
+            f"tokens ({range_text(line.tokens, str)}, {measured}{error})"
         )
     if all(line.pause == "0" for line in lines):
         yield "Cold calls, after other work of the CPU, were not measured: axis pause=0,2ms"
@@ -243,8 +246,8 @@ def _prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
             load_ms, prefill_ms = hit.load_us / 1e3, hit.prefill_us / 1e3
             change = f"{'saves' if load_ms <= prefill_ms else 'costs'} {abs(prefill_ms - load_ms):.1f} ms"
             beyond = f", extrapolated: at most {high} tokens were measured" if hit.extrapolated else ""
-            few = " (fewer were not measured)" if first < low else ""
-            text = f"loading is {faster} from {max(first, low)} tokens on{few}; a hit of {hit.tokens} tokens {change} "
+            note = " (fewer were not measured)" if first < low else ""
+            text = f"loading is {faster} from {max(first, low)} tokens on{note}; a hit of {hit.tokens} tokens {change} "
             text += f"({load_ms:.1f} in place of {prefill_ms:.1f}{beyond})"
         yield f"{line.model}, {call}: {text}"
 

@@ -21,6 +21,7 @@ from kvbench.cells.units import parse_size, size_text, two_digits
 from kvbench.ground.text import counted, printable, range_text, short
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import RunInfo
+from kvbench.results.outcomes import grouped
 from kvbench.sweep.spec import SIDES
 from kvbench.tune.advice import Advice
 from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, shipped_choice, typical_shapes
@@ -49,20 +50,21 @@ def state_table(advice: Advice) -> Grid:
     """
     rule, shipping = advice.alone.rule, [*engines().values()]
     shapes = {kind: typical_shapes(rule, kind) for kind in rule.parts}
-    by_place = zip_longest(*([measured.shape.size_text for measured in of_kind] for of_kind in shapes.values()))
-    usual = [Counter(filter(None, sizes)).most_common(1)[0][0] for sizes in by_place]
+    # The small swaps of all kinds, then the large ones, of those kinds that have two sizes.
+    by_rank = zip_longest(*([measured.shape.size_text for measured in typical] for typical in shapes.values()))
+    usual_sizes = [Counter(filter(None, sizes)).most_common(1)[0][0] for sizes in by_rank]
     rows = []
-    for kinds in _alike(shapes, rule):
+    for kinds in _kinds_with_one_choice(shapes, rule):
         first = kinds[0]
         row = [first.direction.value, ", ".join(kind.stream_state for kind in kinds), use_text(rule.parts[first])]
-        for size, place in zip_longest(usual, zip(*(shapes[kind] for kind in kinds), strict=True)):
-            row += _times(place, size, advice.alone, shipping) if place else ["-"] * (3 + len(shipping))
+        for size, measured in zip_longest(usual_sizes, zip(*(shapes[kind] for kind in kinds), strict=True)):
+            row += _times(measured, size, advice.alone, shipping) if measured else ["-"] * (3 + len(shipping))
         ceiling = advice.origin.ceilings_gbps.get(first.direction, math.nan)
         large = [shapes[kind][-1] for kind in kinds]
         shares = [measured.gbps_of(rule.choices[measured]) / ceiling for measured in large]
         rows.append([*row, range_text(shares, "{:.0%}".format) if ceiling > 0 else "-"])
     titles = [engine.title for engine in shipping]
-    figures = chain.from_iterable((f"{size}, us", BATCHED, COPIER, *titles) for size in usual)
+    figures = chain.from_iterable((f"{size}, us", BATCHED, COPIER, *titles) for size in usual_sizes)
     columns = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
     header, *body = map(list, zip(*(column for column in columns if {*column[1:]} != {"-"}), strict=True))
     caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds."
@@ -79,24 +81,25 @@ def _stand_in(engine: Engine, direction: Direction, rule: Rule) -> str:
 
 def _shipped_text(shipping: Sequence[Engine], header: Sequence[str], rule: Rule) -> str:
     """What the columns of engines and of the copier in a header are of."""
-    shown = [engine for engine in shipping if engine.title in header]
-    titles = ", ".join(engine.title for engine in shown)
+    in_header = [engine for engine in shipping if engine.title in header]
+    titles = ", ".join(engine.title for engine in in_header)
     text = f" {titles}: the method it takes there." if titles else ""
-    for engine in shown:
+    for engine in in_header:
         stand_ins = {direction: _stand_in(engine, direction, rule) for direction in Direction}
         text += "".join(f" {engine.title} {direction}: {method}." for direction, method in stand_ins.items() if method)
     return text + (f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else "")
 
 
-def _alike(shapes: Mapping[SwapKind, Sequence[Measured]], rule: Rule) -> list[list[SwapKind]]:
+def _kinds_with_one_choice(shapes: Mapping[SwapKind, Sequence[Measured]], rule: Rule) -> list[list[SwapKind]]:
     """The directions and stream states of a rule, those of a direction together whose choices are the same."""
-    alike: dict[Any, list[SwapKind]] = {}
     states = [*StreamState]
-    for kind in sorted(shapes, key=lambda kind: (kind.direction == Direction.D2H, states.index(kind.stream_state))):
+
+    def choices(kind: SwapKind) -> tuple[object, ...]:
         parts = [(part.choice, part.sizes) for part in rule.parts[kind]]
-        sizes = [measured.shape[2:] for measured in shapes[kind]]
-        alike.setdefault((kind.direction, *parts, *sizes), []).append(kind)
-    return [*alike.values()]
+        return kind.direction, *parts, *(measured.shape[2:] for measured in shapes[kind])
+
+    in_order = sorted(shapes, key=lambda kind: (kind.direction == Direction.D2H, states.index(kind.stream_state)))
+    return [*grouped(in_order, choices).values()]
 
 
 def use_text(parts: Sequence[RulePart]) -> str:
@@ -104,17 +107,17 @@ def use_text(parts: Sequence[RulePart]) -> str:
     if len(parts) == 1:
         return f"{parts[0].label}{_counts_text(parts[0])}{_against(parts[0])}"
     texts = []
-    for method, of_method in groupby(parts, key=lambda part: part.choice.without_sms):
-        same = [*of_method]
-        if len(same) == 1:
-            texts.append(f"{same[0].label}{_where(same[0])}{_against(same[0])}")
+    for method, parts_in_row in groupby(parts, key=lambda part: part.choice.without_sms):
+        first, *more = parts_in_row
+        if more:
+            counts = (f"{sms_text([part.choice.sms])}{_extent_text(part)}" for part in (first, *more))
+            texts.append(f"{method.label}: {', '.join(counts)}{_against(first)}")
         else:
-            sizes = (f"{sms_text([part.choice.sms])}{_where(part)}" for part in same)
-            texts.append(f"{method.label}: {', '.join(sizes)}{_against(same[0])}")
+            texts.append(f"{first.label}{_extent_text(first)}{_against(first)}")
     return "; ".join(texts)
 
 
-def _where(part: RulePart) -> str:
+def _extent_text(part: RulePart) -> str:
     """For which sizes and numbers of blocks a part is: " up to 16 KiB", " from 1024 blocks"."""
     low, high = (end and size_text(end) for end in part.sizes)
     sizes = "" if part.blocks[0] else f" up to {high}" if high else f" from {low}" if low else ""
@@ -144,24 +147,24 @@ def methods_text(choices: Iterable[Choice]) -> str:
     return "; ".join(method.label_with(sms) for method, sms in counts.items())
 
 
-def _times(states: Sequence[Measured], usual: str, alone: Alone, shipping: Sequence[Engine]) -> list[str]:
+def _times(states: Sequence[Measured], usual_size: str, alone: Alone, shipping: Sequence[Engine]) -> list[str]:
     """The times at a shape, in one or more states, of the choice, of batched copies, and of engines with a copier
     beside them, from the runs that measured the choice and what the engines take.
     """
     columns: list[list[float]] = [[] for _ in range(3 + len(shipping))]
     for measured in states:
         choice = alone.rule.choices[measured]
-        near = measured.in_rounds_of(choice)
-        shipped = [shipped_choice(engine, near, alone.settings) for engine in shipping]
-        near = near.in_rounds_of(next(filter(None, shipped), choice))
-        copier = next(iter(near.called), None) if any(shipped) else None
-        methods = [choice, near.best_of(BATCHED), copier, *shipped]
-        together = [*filter(None, methods)]
+        same_rounds = measured.in_rounds_of(choice)
+        shipped = [shipped_choice(engine, same_rounds, alone.settings) for engine in shipping]
+        same_rounds = same_rounds.in_rounds_of(next(filter(None, shipped), choice))
+        copier = next(iter(same_rounds.called), None) if any(shipped) else None
+        methods = [choice, same_rounds.best_of(BATCHED), copier, *shipped]
+        compared = [*filter(None, methods)]
         for column, method in zip(columns, methods, strict=True):
-            column += [measured.us_of(method, *together)] if method else []
+            column += [measured.us_of(method, *compared)] if method else []
     texts = [range_text(column, three_digits) if column else "-" for column in columns]
     shape = states[0].shape.size_text
-    return [texts[0] if shape == usual else f"{texts[0]} ({shape})", *texts[1:]]
+    return [texts[0] if shape == usual_size else f"{texts[0]} ({shape})", *texts[1:]]
 
 
 def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list[str]:
@@ -182,7 +185,7 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
             other = _stand_in(engine, gain.kind.direction, alone.rule)
             kind = f"{gain.kind} against {other}" if other else str(gain.kind)
             gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast(gain.ratios)}")
-    parts = [f"{title} {', '.join(of_engine)}" for title, of_engine in sorted(gains.items())]
+    parts = [f"{title} {', '.join(texts)}" for title, texts in sorted(gains.items())]
     lines += [f"Against engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
     return [*lines, *_in_runs(alone.merged_in_runs)]
 
@@ -224,8 +227,8 @@ def workload_text(origin: Origin) -> str:
     from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"
     layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
     layout += "".join(
-        f", {axes[name]} {where}"
-        for name, where in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"), ("sizes", "in size"))
+        f", {axes[name]} {side}"
+        for name, side in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"), ("sizes", "in size"))
         if axes[name] not in (AS_PATTERN.kind, EQUAL)
     )
     blocks = f"the same blocks{layout} in every swap, {from_pool}"
@@ -243,8 +246,8 @@ def _undecided(alone: Alone, listing: str) -> str:
     stays = [str(kind) for kind, parts in rule.parts.items() if all(part.choice.backend == BATCHED for part in parts)]
     text = f"No method is told apart from {BATCHED}: {', '.join(stays)}. " if stays else ""
     undecided = [answer for answer in answers if not answer.decided]
-    few = any(len(answer.measured.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
-    why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if few else ""
+    lacks_visits = any(len(answer.measured.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
+    why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if lacks_visits else ""
     more_sms = sum(answer.decided and bool(answer.open) for answer in answers)
     text += f"{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}"
     text += f"; at {more_sms} others another SM count could gain over {TIED.fraction:.0%}" if more_sms else ""
@@ -255,13 +258,12 @@ def _cost(losses: Mapping[Measured, float]) -> str:
     what = "Cost against each shape's best, judged by other rounds"
     if not losses:
         return f"{what}: not measured"
-    by_direction: dict[Direction, list[float]] = {}
-    for measured, loss in losses.items():
-        by_direction.setdefault(measured.shape.direction, []).append(loss)
-    means = ", ".join(f"{direction} {_percent(mean(of_shapes))}" for direction, of_shapes in by_direction.items())
+    means = []
+    for direction, shapes in grouped(losses, lambda measured: measured.shape.direction).items():
+        means.append(f"{direction} {_percent(mean(losses[measured] for measured in shapes))}")
     worst = max(losses, key=losses.__getitem__)
     most = f"{_percent(losses[worst])} at worst ({worst.shape.kind}, {worst.shape.size_text})"
-    return f"{what}: {means} on average of {counted(len(losses), 'choice')}; {most}"
+    return f"{what}: {', '.join(means)} on average of {counted(len(losses), 'choice')}; {most}"
 
 
 def _percent(cost: float) -> str:
@@ -280,13 +282,11 @@ def three_digits(value: float) -> str:
 def _in_runs(lengths: Mapping[Direction, RunLength]) -> Iterator[str]:
     """Yield what would change if the blocks lay in contiguous runs, for an answer about shuffled blocks."""
     if lengths:
-        directions: dict[int, list[str]] = {}
-        for direction, length in lengths.items():
-            directions.setdefault(length.blocks, []).append(direction)
-        where = ", ".join(f"{blocks} blocks ({', '.join(of_length)})" for blocks, of_length in directions.items())
+        by_blocks = grouped(lengths, lambda direction: lengths[direction].blocks)
+        texts = ", ".join(f"{blocks} blocks ({', '.join(directions)})" for blocks, directions in by_blocks.items())
         gbps = range_text([rate for length in lengths.values() for rate in length.gbps], two_digits)
         sms = "" if any(length.may_take_sms for length in lengths.values()) else ", no SMs"
-        yield f"In contiguous runs of at least {where}: merged, {gbps} GB/s{sms}"
+        yield f"In contiguous runs of at least {texts}: merged, {gbps} GB/s{sms}"
 
 
 def shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Grid]:

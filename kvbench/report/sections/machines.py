@@ -23,7 +23,7 @@ from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.situations import Question
-from kvbench.tune.table import place_of, use_of
+from kvbench.tune.table import situation_text, use_of
 from kvbench.tune.text import dates_text
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
@@ -187,4 +187,4 @@ def _recommended(runs: Sequence[View]) -> dict[str, str]:
         advice = advise([view.run for view in runs], Question(), lambda choice: not of_engine(choice.backend))
     except UsageError:
         return {}
-    return {f"{answer.direction} {place_of(answer)}": use_of(answer) for answer in advice.answers if answer.use}
+    return {situation_text(answer): use_of(answer) for answer in advice.answers if answer.use}
