@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 from statistics import median
 from typing import Final
 
@@ -21,7 +21,6 @@ from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View
-from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import shipped_choice
 from kvbench.tune.candidates import Measured, settings_in, shapes_of, workload_axes
 
@@ -61,7 +60,8 @@ def _fits(view: View, engine: Engine) -> bool:
 def _by_kind(shapes: Sequence[Measured], engine: Engine) -> list[list[Measured]]:
     """The shapes that an engine's code was measured at, by direction and stream state."""
     of_engine = [measured for measured in shapes if measured.best_of(*engine.backends)]
-    return [*grouped(of_engine, lambda measured: measured.shape.kind).values()]
+    # `shapes_of` sorts by direction and stream state first.
+    return [[*same_kind] for _, same_kind in groupby(of_engine, key=lambda measured: measured.shape.kind)]
 
 
 def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
