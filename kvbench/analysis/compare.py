@@ -62,8 +62,8 @@ def grouped_outliers(values: Floats, counts: Counts) -> npt.NDArray[np.bool_]:
     distance = np.abs(values - np.repeat(middle, counts))
     _, spread, _ = grouped_quartiles(distance, counts)
     sigma = np.repeat(MAD_TO_SIGMA * spread, counts)
-    enough = np.repeat(_counts_known(values, counts) >= _MIN_SPREAD, counts)
-    return (distance > OUTLIER_SIGMAS * sigma) & (sigma > 0) & enough
+    has_spread = np.repeat(_counts_known(values, counts) >= _MIN_SPREAD, counts)
+    return (distance > OUTLIER_SIGMAS * sigma) & (sigma > 0) & has_spread
 
 
 def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, Floats]:
@@ -74,9 +74,11 @@ def grouped_quartiles(values: Floats, counts: Counts) -> tuple[Floats, Floats, F
     counts, values = _counts_known(values, counts), values[~np.isnan(values)]
     quartiles = np.full((3, len(counts)), np.nan)
     first = np.cumsum(counts) - counts
+    # Groups of one size make a rectangle, which one call of numpy takes.
     for count in np.unique(counts[counts > 0]):
-        alike = counts == count
-        quartiles[:, alike] = np.quantile(values[first[alike][:, None] + np.arange(count)], (0.25, 0.5, 0.75), axis=1)
+        same_size = counts == count
+        table = values[first[same_size][:, None] + np.arange(count)]
+        quartiles[:, same_size] = np.quantile(table, (0.25, 0.5, 0.75), axis=1)
     return quartiles[0], quartiles[1], quartiles[2]
 
 
@@ -126,7 +128,7 @@ def ends_at(ordered: Floats, rank: int | None) -> tuple[float, float]:
 
 
 def checked(samples: Samples) -> Floats:
-    """Return `samples` as an array; raises ValueError unless they are at least one finite number."""
+    """`samples` as an array; raises ValueError unless they are at least one finite number."""
     values = np.asarray(samples, dtype=np.float64)
     if values.size == 0 or not np.isfinite(values).all():
         raise ValueError("samples must be one or more finite numbers")
@@ -168,8 +170,8 @@ def medians_in_turn(arms: Sequence[Samples]) -> list[MedianInTurn]:
         middle = np.nanmedian if np.isnan(logs).any() else np.median
         ratios = middle(logs[None] - logs[:, None], axis=2)
     medians = []
-    for number, of_arm in enumerate(times):
-        median_us = MedianInTurn(middle_of(of_arm))
+    for number, arm_us in enumerate(times):
+        median_us = MedianInTurn(middle_of(arm_us))
         median_us.arm, median_us.ratios = number, ratios
         medians.append(median_us)
     return medians
@@ -264,8 +266,8 @@ def _students_reach(shapes: Sequence[Sequence[float]], means: Sequence[float]) -
     squares: list[float] = []
     for logs, mean in zip(shapes, means, strict=True):
         squares += [(log - mean) ** 2 for log in logs]
-    of_mean = math.fsum(1 / len(logs) for logs in shapes) / len(shapes) ** 2
-    return _students_quantile(freedom) * math.sqrt(math.fsum(squares) / freedom * of_mean)
+    per_value = math.fsum(1 / len(logs) for logs in shapes) / len(shapes) ** 2
+    return _students_quantile(freedom) * math.sqrt(math.fsum(squares) / freedom * per_value)
 
 
 @lru_cache(maxsize=256)
@@ -302,11 +304,11 @@ def compare_apart(base: Samples, other: Samples, margin: Margin, between: float 
     """
     first, second = _logs(base), _logs(other)
     differences = np.sort(np.subtract.outer(second, first), axis=None)
-    few = min(len(first), len(second)) < MIN_PAIRS
-    rank = None if few else rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
+    too_few = min(len(first), len(second)) < MIN_PAIRS
+    rank = None if too_few else rank_of(_rank_sums(len(first), len(second)), CONFIDENCE)
     low, high = ends_at(differences, rank)
-    wider = math.log1p(between)
-    return _judged(middle_of_sorted(differences), low - wider, high + wider, margin)
+    reach = math.log1p(between)
+    return _judged(middle_of_sorted(differences), low - reach, high + reach, margin)
 
 
 def paired_interval(logs: Floats, confidence: float = CONFIDENCE) -> tuple[float, float, float]:
@@ -332,8 +334,8 @@ def interval_over_starts(values: Sequence[float], starts: Sequence[object]) -> t
     centre, low, high = paired_interval(visits)
     centres = []
     for start in set(starts):
-        of_start = [value for value, its_start in zip(visits, starts, strict=True) if its_start == start]
-        centres.append(paired_interval(np.array(of_start))[0])
+        made_by_start = [value for value, its_start in zip(visits, starts, strict=True) if its_start == start]
+        centres.append(paired_interval(np.array(made_by_start))[0])
     return centre, min(low, *centres), max(high, *centres)
 
 
@@ -398,7 +400,7 @@ def leaders(arms: Mapping[str, Visits], margin: Margin) -> dict[str, Verdict]:
 
 
 def winners(arms: Mapping[str, Mapping[int, Visits]], margin: Margin) -> dict[int, str | None]:
-    """Return size -> fastest arm for every common size, ascending; None if no arm is FASTER than all others.
+    """Size -> fastest arm for every common size, ascending; None if no arm is FASTER than all others.
 
     `arms` is arm -> size -> visits.
     """
@@ -431,7 +433,7 @@ def _logs(times: Samples) -> Floats:
 
 @lru_cache(maxsize=256)
 def _signed_ranks(pairs: int) -> tuple[int, ...]:
-    """Return, for each sum from 0 on, the number of sign choices of the ranks 1 to `pairs` with that positive sum."""
+    """For each sum from 0 on, the number of sign choices of the ranks 1 to `pairs` with that positive sum."""
     ways = np.zeros(pairs * (pairs + 1) // 2 + 1, dtype=object)
     ways[0] = 1
     for rank in range(1, pairs + 1):
@@ -441,7 +443,7 @@ def _signed_ranks(pairs: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _rank_sums(m: int, n: int) -> tuple[int, ...]:
-    """Return, for u = 0, 1, ..., m n, the number of orders of m and n values in which u of the m n pairs are in order.
+    """For u = 0, 1, ..., m n, the number of orders of m and n values in which u of the m n pairs are in order.
 
     These are the coefficients of the Gaussian binomial (m + n over m).
     """

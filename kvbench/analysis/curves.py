@@ -105,8 +105,8 @@ def find_queue_knee(times: Mapping[int, Visits]) -> QueueKnee | None:
 
 
 def pareto_edge(gains: Sequence[float], costs: Sequence[float]) -> list[bool]:
-    """Return, for each item, whether it is on the Pareto edge: no other item gains as much at a lower cost, or more at
-    the same or a lower cost.
+    """Whether each item is on the Pareto edge: no other item gains as much at a lower cost, or more at the same or a
+    lower cost.
     """
     items = list(zip(gains, costs, strict=True))
 

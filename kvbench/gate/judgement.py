@@ -16,7 +16,7 @@ import numpy as np
 from kvbench.analysis.compare import MIN_PAIRS, Floats, Verdict, middle_of, paired_interval, verdict_of
 from kvbench.analysis.margins import ABSOLUTE_US, CONTROL, CONTROL_CPU, FEW_PAIRS, GATE, INLINE, UPPER_HALF
 from kvbench.cells.cell import AXES, Cell, command_of
-from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, few, without_slot_bias
+from kvbench.gate.pairs import BASE, CPU, Pairs, VisitValues, first_few, without_slot_bias
 from kvbench.ground.errors import ExitCode
 from kvbench.ground.text import counted
 from kvbench.results.columns import NO_FIGURE
@@ -90,8 +90,8 @@ def look_at(logs: Floats, processes: Floats, margin: float, unsure: float = 0.0)
             verdict = Verdict.UNDECIDED
         short, last = first.size < look.pairs, look is PLAN[-1]
         confirmed = _confirmed(verdict, first, margin, processes)
-        again = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
-        settles = again and confirmed
+        repeated = verdict in (Verdict.SAME, earlier) or (last and verdict is not Verdict.UNDECIDED)
+        settles = repeated and confirmed
         if settles or short or last:
             final, unconfirmed = (verdict, None) if confirmed else (Verdict.UNDECIDED, verdict)
             settled, not_slower = settles and not short, bool(high <= margin)
@@ -278,7 +278,7 @@ class Judgement:
         ):
             rows = [row for row in self.rows if row.verdict is verdict and not row.passes]
             names = list(dict.fromkeys(row.name for row in rows))
-            lines += [f"{what}: {counted(len(names), 'cell')}: {few(names)}"] if names else []
+            lines += [f"{what}: {counted(len(names), 'cell')}: {first_few(names)}"] if names else []
         return lines
 
     @property
@@ -352,7 +352,7 @@ def _control(name: str, logs: Floats, order: Floats, margin: float) -> ControlEf
 
 def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Estimator) -> Iterator[Row]:
     """Yield a row for every cell, for the time of its caller, and for its neighbour; `logs` are those of the cells."""
-    enough = len(pairs.order) >= PLAN[0].pairs
+    first_look_over = len(pairs.order) >= PLAN[0].pairs
     for index, cell in enumerate(pairs.cells):
         visits = pairs.visits[:, index]
         partner = pairs.names.get(cell, cell)
@@ -365,8 +365,8 @@ def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Estimator) -> Iterat
             yield replace(row, reason="not measured within the time limit")
         elif sides := pairs.no_figure.get(cell):
             # What the base has not either is no loss; a later visit may have a figure.
-            lacks = Estimate(settled=enough, not_slower=BASE in sides)
-            yield replace(row, effect=lacks, reason=f"no figure of {' and '.join(sides)}: {NO_FIGURE}")
+            nothing = Estimate(settled=first_look_over, not_slower=BASE in sides)
+            yield replace(row, effect=nothing, reason=f"no figure of {' and '.join(sides)}: {NO_FIGURE}")
         else:
             allowed = _cell_margin(visits["fast_us"][0], margin, inline=cell in pairs.inline)
             path = pairs.paths.get(cell, "copied by the CPU" if cell in pairs.inline else "")
@@ -374,7 +374,7 @@ def _rows(pairs: Pairs, logs: Floats, margin: float, look: _Estimator) -> Iterat
 
 
 def _rows_of(
-    of_cell: Row, visits: VisitValues, logs: Floats, margin: float, relative: float, look: _Estimator
+    cell_row: Row, visits: VisitValues, logs: Floats, margin: float, relative: float, look: _Estimator
 ) -> Iterator[Row]:
     """Yield the rows of a cell with figures, whose visits have the shape (2, rounds); margins are log ratios."""
     for kind, field_of_kind in _JUDGED.items():
@@ -383,7 +383,7 @@ def _rows_of(
         # visits of the two sides is in neither: its margin is the relative one alone.
         unit, allowed = ("x", relative) if kind == "neighbour" else ("us", margin)
         base, cand = middle_of(values[0]), middle_of(values[1])
-        row = replace(of_cell, kind=kind, unit=unit, base=base, cand=cand, margin=_ratio(allowed) - 1)
+        row = replace(cell_row, kind=kind, unit=unit, base=base, cand=cand, margin=_ratio(allowed) - 1)
         if kind == "cell":
             upper = look(_logs(visits["upper_us"]), allowed + math.log1p(UPPER_HALF.fraction))
             yield _decided(replace(row, effect=look(logs, allowed), upper=upper))
@@ -407,9 +407,9 @@ def _cell_margin(base_us: Floats, margin: float, *, inline: bool) -> float:
     It is the largest of the relative margin, the margin of copies by the CPU if the CPU copies the cell on both sides,
     and a microsecond divided by the base's median.
     """
-    usual = max(margin, INLINE.fraction if inline else 0.0)
+    relative = max(margin, INLINE.fraction if inline else 0.0)
     absolute = ABSOLUTE_US / middle_of(base_us)
-    return math.log1p(usual if math.isnan(absolute) else max(usual, absolute))
+    return math.log1p(relative if math.isnan(absolute) else max(relative, absolute))
 
 
 def _logs(sides: Floats) -> Floats:

@@ -47,9 +47,10 @@ class Sheet:
     @property
     def listed(self) -> list[Row]:
         """The rows for a terminal: what changed, failed or is broken, and every undecided rule."""
-        of_cells = (*_AGAINST, GateVerdict.FASTER)
-        of_rules = (*of_cells, GateVerdict.UNDECIDED)
-        return [row for row in self.rows if row.verdict in (of_rules if row.kind == "rule" else of_cells)]
+        # A comparison ends with a line about its undecided cells; a rule is undecided by itself.
+        verdicts = (*_AGAINST, GateVerdict.FASTER)
+        rule_verdicts = (*verdicts, GateVerdict.UNDECIDED)
+        return [row for row in self.rows if row.verdict in (rule_verdicts if row.kind == "rule" else verdicts)]
 
 
 def sheet_of_judgement(judgement: Judgement, seconds: float = 0.0, command: str = "") -> Sheet:

@@ -20,7 +20,7 @@ from kvbench.results.schema import Disturbance, EffectivePath
 BASE: Final = "base"
 CAND: Final = "cand"
 _MISSING: Final = "missing"
-_SHOWN: Final = 3
+_MOST_LISTED: Final = 3
 CPU: Final = "CPU"
 # Between two sides with the same code, on a busy host, the lower tenths of visits differ by a third to a half of the
 # difference of their medians (H200, driver 580.159.04, 114 cells).
@@ -144,25 +144,25 @@ def pair(base: Run, cand: Run, names: Mapping[Cell, Cell]) -> Pairs:
 
     Rounds can measure different cells, and time can end before some are measured.
     """
-    ours, theirs = _Side(BASE, base), _Side(CAND, cand)
+    base_side, cand_side = _Side(BASE, base), _Side(CAND, cand)
     cells = sorted(names, key=attrgetter("backend", "direction", "stream_state", "blocks", "block_bytes", "id"))
-    rounds = sorted(ours.rounds | theirs.rounds)
-    measured = np.stack([ours.values(cells, rounds), theirs.values([names[cell] for cell in cells], rounds)])
-    ran = [cell for cell in cells if ours.ran(cell) or theirs.ran(names[cell])]
+    rounds = sorted(base_side.rounds | cand_side.rounds)
+    measured = np.stack([base_side.values(cells, rounds), cand_side.values([names[cell] for cell in cells], rounds)])
+    ran = [cell for cell in cells if base_side.ran(cell) or cand_side.ran(names[cell])]
     failed, no_figure = dict[Cell, str](), dict[Cell, list[str]]()
     for cell in ran:
-        errors = _errors(ours.error(cell), theirs.error(names[cell]))
-        without = [BASE] * (not ours.has_figure(cell)) + [CAND] * (not theirs.has_figure(names[cell]))
+        errors = _errors(base_side.error(cell), cand_side.error(names[cell]))
+        sides = [BASE] * (not base_side.has_figure(cell)) + [CAND] * (not cand_side.has_figure(names[cell]))
         if errors:
-            failed[cell] = few(errors)
-        elif without:
-            no_figure[cell] = without
-    paths = {cell: (ours.path(cell), theirs.path(names[cell])) for cell in cells}
-    inline = frozenset(cell for cell, both in paths.items() if {*both} == {EffectivePath.CPU_INLINE})
+            failed[cell] = first_few(errors)
+        elif sides:
+            no_figure[cell] = sides
+    paths = {cell: (base_side.path(cell), cand_side.path(names[cell])) for cell in cells}
+    inline = frozenset(cell for cell, of_sides in paths.items() if {*of_sides} == {EffectivePath.CPU_INLINE})
     # From here on in the order of `cells`. Marks come from all that was measured, before any of it is left out.
     by_cpu, ok = _mask(cells, inline), ~_mask(cells, failed)
     shares = _caller_shares(measured)
-    copies_us = _copies_of_both(ours, theirs, rounds)
+    copies_us = _copies_of_sides(base_side, cand_side, rounds)
     marks = spoiled(measured, (shares >= CPU_BOUND) & ~by_cpu, copies_us)  # what the CPU copies has a margin for that
     return Pairs(
         cells,
@@ -193,13 +193,13 @@ def _errors(base: str, cand: str) -> list[str]:
 def _caller_shares(measured: VisitValues) -> Floats:
     """The caller's share of the time of each cell, 0 where that time does not hold it."""
     shares = np.swapaxes(measured["caller_us"] / measured["fast_us"], 0, 1)
-    return np.nan_to_num([middle_of(of_cell) for of_cell in shares])
+    return np.nan_to_num([*map(middle_of, shares)])
 
 
-def _copies_of_both(base: _Side, cand: _Side, rounds: Sequence[int]) -> dict[str, Floats]:
+def _copies_of_sides(base: _Side, cand: _Side, rounds: Sequence[int]) -> dict[str, Floats]:
     """Direction -> times of both sides' large copies, of shape (2, rounds)."""
-    ours, theirs = base.copies_us(rounds), cand.copies_us(rounds)
-    return {name: np.array([ours[name], theirs[name]]) for name in sorted(ours.keys() & theirs.keys())}
+    base_us, cand_us = base.copies_us(rounds), cand.copies_us(rounds)
+    return {name: np.array([base_us[name], cand_us[name]]) for name in sorted(base_us.keys() & cand_us.keys())}
 
 
 def _counted(measured: VisitValues, ok: Mask, caller: Mask, marks: Mapping[str, Mask]) -> VisitValues:
@@ -241,7 +241,7 @@ def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping
     controls = {direction: np.log(sides[1]) - np.log(sides[0]) for direction, sides in copies_us.items()}
     logs = np.where(marks[CPU] | marks["disturbed visit"], np.nan, np.log(probes_us[1]) - np.log(probes_us[0]))
     if np.isfinite(logs).any():
-        controls[CPU] = np.array([middle_of(of_round) for of_round in logs.T])
+        controls[CPU] = np.array([*map(middle_of, logs.T)])
     return controls
 
 
@@ -252,24 +252,24 @@ def partners(base: Iterable[Cell], cand: Iterable[Cell]) -> dict[Cell, Cell]:
     compared, and a cell's partner is the cell with the same values on all other axes that both backends support.
     Raises UsageError if two cells of a side have the same partner.
     """
-    ours, theirs = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
-    if not about_backends(ours, theirs):
-        same = set(theirs)
-        return {cell: cell for cell in ours if cell in same}
-    of_both = {axis.field for axis in AXES.values()} - {"backend"}
-    for cells in (ours, theirs):
-        of_both &= {field for field in of_both if any(getattr(cell, field) is not None for cell in cells)}
-    fields = sorted(of_both)
-    by_values = _by_values(theirs, fields)
-    return {cell: by_values[values] for values, cell in _by_values(ours, fields).items() if values in by_values}
+    base_cells, cand_cells = list(dict.fromkeys(base)), list(dict.fromkeys(cand))
+    if not about_backends(base_cells, cand_cells):
+        same = set(cand_cells)
+        return {cell: cell for cell in base_cells if cell in same}
+    common = {axis.field for axis in AXES.values()} - {"backend"}
+    for cells in (base_cells, cand_cells):
+        common &= {field for field in common if any(getattr(cell, field) is not None for cell in cells)}
+    fields = sorted(common)
+    partner_at = _by_values(cand_cells, fields)
+    return {cell: partner_at[values] for values, cell in _by_values(base_cells, fields).items() if values in partner_at}
 
 
-def about_backends(ours: Sequence[Cell], theirs: Sequence[Cell]) -> list[str]:
+def about_backends(base: Sequence[Cell], cand: Sequence[Cell]) -> list[str]:
     """A note if each side has a single backend and the two differ."""
-    names = {cell.backend for cell in ours}, {cell.backend for cell in theirs}
+    names = {cell.backend for cell in base}, {cell.backend for cell in cand}
     if names[0] == names[1] or any(len(backends) != 1 for backends in names):
         return []
-    first, second = ours[0].backend, theirs[0].backend
+    first, second = base[0].backend, cand[0].backend
     return [f"comparing two backends, {first} (base) and {second} (candidate): cells are paired by the axes of both"]
 
 
@@ -284,9 +284,9 @@ def _by_values(cells: Sequence[Cell], fields: Sequence[str]) -> dict[tuple[objec
     return {values: cell for cell, values in keys.items()}
 
 
-def few(reasons: Sequence[str]) -> str:
-    more = len(reasons) - _SHOWN
-    return "; ".join(reasons[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+def first_few(reasons: Sequence[str]) -> str:
+    more = len(reasons) - _MOST_LISTED
+    return "; ".join(reasons[:_MOST_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def unknown(*shape: int) -> VisitValues:
@@ -349,10 +349,10 @@ def spoiled(visits: VisitValues, cpu_bound: Mask, copies_us: Mapping[str, Floats
     """
     unsteady = np.zeros(visits.shape[2], dtype=bool)
     for sides in copies_us.values():
-        unsteady |= _apart(sides, SLOW_LINK)
+        unsteady |= _differing(sides, SLOW_LINK)
     # Other traffic on the link can be over before the next visit: the pair must be affected too.
-    apart = [_apart(sides, SLOW_LINK) for sides in np.swapaxes(visits["fast_us"], 0, 1)]
-    slow_link = np.reshape(apart, visits.shape[1:]) & unsteady
+    affected = [_differing(sides, SLOW_LINK) for sides in np.swapaxes(visits["fast_us"], 0, 1)]
+    slow_link = np.reshape(affected, visits.shape[1:]) & unsteady
     limited = [outlying(1 / sides, SLOW_CLOCK).any(axis=0) for sides in np.swapaxes(visits["clock_mhz"], 0, 1)]
     return {
         "disturbed visit": _disturbed(visits),
@@ -390,15 +390,16 @@ def _by_cpu(visits: VisitValues) -> Mask:
     return np.asarray((slow[0] != slow[1]) | changed)
 
 
-def _apart(sides: Floats, least: float) -> Mask:
+def _differing(sides: Floats, least: float) -> Mask:
+    """A mask of the rounds in which the sides' ratio is unusual, whether high or low."""
     ratios = sides[1] / sides[0]
     return outlying(ratios, least) | outlying(1 / ratios, least)
 
 
 def _of_each(values: Floats, share: float) -> Floats:
     """The quantile of the finite values of each cell, of shape (cells, 1); 0 without any."""
-    finite = (of_cell[np.isfinite(of_cell)] for of_cell in values)
-    return np.reshape([float(np.quantile(of_cell, share)) if of_cell.size else 0.0 for of_cell in finite], (-1, 1))
+    finite = (row[np.isfinite(row)] for row in values)
+    return np.reshape([float(np.quantile(row, share)) if row.size else 0.0 for row in finite], (-1, 1))
 
 
 def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]:
@@ -409,8 +410,8 @@ def without_slot_bias(log_ratios: Floats, order: Floats) -> tuple[Floats, float]
     items avoids fitting the noise of single items. The correction requires two rounds of each order.
     """
     second, first = log_ratios[:, order > 0], log_ratios[:, order < 0]
-    both = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
-    if not both.any():
+    usable = (np.isfinite(second).sum(axis=1) >= 2) & (np.isfinite(first).sum(axis=1) >= 2)
+    if not usable.any():
         return log_ratios, 0.0
-    bias = float(np.median(np.nanmedian(second[both], axis=1) - np.nanmedian(first[both], axis=1)) / 2)
+    bias = float(np.median(np.nanmedian(second[usable], axis=1) - np.nanmedian(first[usable], axis=1)) / 2)
     return log_ratios - bias * order, bias

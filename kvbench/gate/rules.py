@@ -25,7 +25,7 @@ from kvbench.ground.files import read_toml, shipped_folder
 from kvbench.ground.text import NAME_PATTERN, check_keys, convert, hint, located
 from kvbench.results import Run
 from kvbench.results.columns import TIMES
-from kvbench.results.outcomes import NOT_VERIFIED, Outcome
+from kvbench.results.outcomes import NOT_VERIFIED, Outcome, grouped
 
 _SHARE: Final = "ceiling_share"
 # Of cells beside a step: its quantities, and the fields of a visit's cost. Those in ms for each GB can be 0 or less, so
@@ -76,7 +76,7 @@ class JudgedCell:
         return self.outcome.cell
 
     @property
-    def lacks(self) -> str:
+    def no_figure_reason(self) -> str:
         """Why the cell has no figure that can be judged, or ""."""
         status, reason = self.outcome.status, self.outcome.reason
         if status == "ok":
@@ -127,27 +127,25 @@ class Selection:
     def holds(self, cell: Cell) -> bool:
         return all(condition.holds(cell) for condition in self.filters)
 
-    def of(self, by_cell: JudgedCells) -> JudgedCells:
+    def selected(self, by_cell: JudgedCells) -> JudgedCells:
         return {cell: judged for cell, judged in by_cell.items() if self.holds(cell)}
 
     def measured(self, by_cell: JudgedCells) -> JudgedCells:
         """These cells, in order, without skipped ones; raises UnknownError if none is left or one failed."""
-        chosen = self.of(by_cell)
+        chosen = self.selected(by_cell)
         ran = {cell: judged for cell, judged in chosen.items() if judged.outcome.status != "skipped"}
         if not ran:
-            asked = "measured; all are skipped" if chosen else "requested"
+            missing = "measured; all are skipped" if chosen else "requested"
             why = next((f": {judged.outcome.reason}" for judged in chosen.values()), "")
-            raise UnknownError(f"no cell of {self} was {asked}{why}")
+            raise UnknownError(f"no cell of {self} was {missing}{why}")
         for judged in ran.values():
-            if judged.lacks:
-                raise UnknownError(f"{judged.cell.label} {judged.lacks}")
+            if judged.no_figure_reason:
+                raise UnknownError(f"{judged.cell.label} {judged.no_figure_reason}")
         return ran
 
     def curves(self, by_cell: JudgedCells) -> list[list[JudgedCell]]:
         """The curves: cells that differ only in block size, `MIN_SIZES` or more, by size; raises as above."""
-        groups: dict[Cell, list[JudgedCell]] = {}
-        for cell, judged in self.measured(by_cell).items():
-            groups.setdefault(replace(cell, block_bytes=1), []).append(judged)
+        groups = grouped(self.measured(by_cell).values(), lambda judged: replace(judged.cell, block_bytes=1))
         ordered = [sorted(group, key=lambda judged: judged.cell.block_bytes) for group in groups.values()]
         return [curve for curve in ordered if len(curve) >= MIN_SIZES]
 
@@ -178,12 +176,12 @@ class Limit:
         def is_alike(candidate: Cell) -> bool:
             values = ((getattr(judged.cell, field), getattr(candidate, field)) for field in free)
             # An axis that a backend does not have tells nothing apart.
-            return all(ours == theirs or ours is None or theirs is None for ours, theirs in values)
+            return all(value == other or value is None or other is None for value, other in values)
 
-        alike = {cell: partner for cell, partner in self.partner.of(by_cell).items() if is_alike(cell)}
-        if not alike:
+        partners = {cell: partner for cell, partner in self.partner.selected(by_cell).items() if is_alike(cell)}
+        if not partners:
             raise UnknownError(f"{judged.cell.label} has no partner among {self.partner}")
-        ran = self.partner.measured(alike)
+        ran = self.partner.measured(partners)
         return [(cell.label, partner.figure(quantity), partner) for cell, partner in ran.items()]
 
 
@@ -337,7 +335,7 @@ def _check(rule: GateRule, by_cell: JudgedCells) -> Row:
         return Row("rule", str(rule), GateVerdict.FAILED, [], reason=str(why))
     verdicts = [_verdict(slack) for slack, _, _ in cases]
     verdict = worst(verdicts)
-    decisive = [case for case, of_case in zip(cases, verdicts, strict=True) if of_case is verdict]
+    decisive = [case for case in cases if _verdict(case[0]) is verdict]
     _, text, cells = min(decisive, key=lambda case: case[0])
     broken = verdicts.count(GateVerdict.FAIL)
     more = f" (broken in {broken} of {len(cases)})" if broken and len(cases) > 1 else ""

@@ -23,7 +23,7 @@ import numpy as np
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import PLAN, Judgement, judge
-from kvbench.gate.pairs import BASE, CAND, about_backends, few, pair, partners
+from kvbench.gate.pairs import BASE, CAND, about_backends, first_few, pair, partners
 from kvbench.ground.errors import KvbenchError, MismatchError, StorageError, UsageError, brief
 from kvbench.ground.files import or_usage_error
 from kvbench.ground.text import counted, located, printable
@@ -91,10 +91,10 @@ def parse_side(option: str, text: str, fault: str | None = None) -> Side:
     if value and form == "backend":
         return Side(text, option, backend=value, fault=fault)
     if value and form == "env":
-        where = f"{option} {brief(text)}"
+        given = f"{option} {brief(text)}"
         variables = {name: value for name, value in os.environ.items() if name not in _LEAKING}
-        interpreter = Interpreter(str(_python(where, Path(value))), variables)
-        _check(where, interpreter)
+        interpreter = Interpreter(str(_python(given, Path(value))), variables)
+        _check(given, interpreter)
         return Side(text, option, interpreter, fault=fault)
     raise UsageError(f"{option} {brief(text)}: {FORMS}")
 
@@ -105,7 +105,7 @@ def half_of_memory(limits: Limits, opened: Opened) -> Limits:
     return Limits(*(max(1, usable_bytes(limit, free_bytes) // 2) for limit, free_bytes in free))
 
 
-def _check(where: str, interpreter: Interpreter) -> None:
+def _check(given: str, interpreter: Interpreter) -> None:
     try:
         done = subprocess.run(
             interpreter.command("-c", _PROBE),
@@ -116,28 +116,28 @@ def _check(where: str, interpreter: Interpreter) -> None:
             errors="replace",
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{where}: its python does not run ({printable(error)})") from None
+        raise UsageError(f"{given}: its python does not run ({printable(error)})") from None
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = done.stderr.strip().splitlines()[-1:]
-        raise UsageError(f"{where}: no working kvbench is installed there ({printable(''.join(last))})")
+        raise UsageError(f"{given}: no working kvbench is installed there ({printable(''.join(last))})")
     try:
         build = msgspec.json.decode(lines[-1], type=Build)
     except msgspec.MsgspecError:
-        raise UsageError(f"{where}: its kvbench gave an invalid answer ({brief(lines[-1])})") from None
+        raise UsageError(f"{given}: its kvbench gave an invalid answer ({brief(lines[-1])})") from None
     if (build.schema, build.protocol) != (SCHEMA, VERSION):
         raise UsageError(
-            f"{where}: its kvbench {printable(build.version)} has schema {build.schema} and protocol {build.protocol}, "
+            f"{given}: its kvbench {printable(build.version)} has schema {build.schema} and protocol {build.protocol}, "
             f"this one {SCHEMA} and {VERSION}; sweep with each kvbench, and compare the runs with kvbench report"
         )
 
 
-def _python(where: str, path: Path) -> Path:
+def _python(given: str, path: Path) -> Path:
     # Never resolved: the python of a virtual environment is a link and finds its environment by the link's location.
     for candidate in (path / "bin" / "python", path):
         if candidate.is_file() and os.access(candidate, os.X_OK):
             return candidate.absolute()
-    raise UsageError(f"{where}: no python there; {FORMS}")
+    raise UsageError(f"{given}: no python there; {FORMS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +211,9 @@ class SideBySide:
         self._pool = pool
         self._opening_s = opening_s
         self._cells = list(base.names)
-        # What the candidate cannot run has failed there.
-        alone = base.plan.cells if base.side.backend == cand.side.backend else ()
-        self._names = {**{cell: cell for cell in alone}, **cand.names}
+        # What the candidate, a build of the same backends, cannot run has failed there: it needs a row.
+        without_partner = base.plan.cells if base.side.backend == cand.side.backend else ()
+        self._names = {**{cell: cell for cell in without_partner}, **cand.names}
         self._failed: set[Cell] = set()
         self._rounds = 0
         self._pairs = 0
@@ -237,10 +237,10 @@ class SideBySide:
         judgement = self._judged(margin, None)
         for look in PLAN:
             # What differs in one process of each side can be of these processes: only new ones tell.
-            differ = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
-            renewed = differ > 0 and time.monotonic() + self._opening_s < closing_from_s
+            unconfirmed = sum(row.decisive.unconfirmed is not None for row in judgement.rows)
+            renewed = unconfirmed > 0 and time.monotonic() + self._opening_s < closing_from_s
             if renewed:
-                self._say(f"{counted(differ, 'difference')} so far; new processes go on")
+                self._say(f"{counted(unconfirmed, 'difference')} so far; new processes go on")
                 self._renew()
             for _ in range(_TRIES):
                 missing = judgement.missing(look.pairs)
@@ -253,9 +253,9 @@ class SideBySide:
             self._say(f"{look.pairs} pairs: {settled} of {len(judgement.rows)} rows are settled")
             if settled == len(judgement.rows) or time.monotonic() >= closing_from_s:
                 break
-        whole = self._round(self._cells, deadline_s, verify=True)
+        is_complete = self._round(self._cells, deadline_s, verify=True)
         judgement = self._judged(margin, judgement)
-        cut = [] if whole else ["the time limit cut off the last comparison of bytes"]
+        cut = [] if is_complete else ["the time limit cut off the last comparison of bytes"]
         return replace(judgement, warnings=[*judgement.warnings, *judgement.unsettled, *cut])
 
     def finish(self) -> None:
@@ -274,7 +274,7 @@ class SideBySide:
     def _round(self, cells: Sequence[Cell], until_s: float, *, verify: bool) -> bool:
         """Visit the `cells` that did not fail on both sides, in shuffled order; the sides alternate in going first.
 
-        No pair begins after `until_s`. Return whether all were visited.
+        No pair begins after `until_s`. The result says whether all were visited.
         """
         if self._failed.issuperset(cells):
             return True
@@ -366,31 +366,31 @@ def opened(base: Side, cand: Side, spec: SweepSpec, folder: Path, say: Say) -> I
         starts = [partial(_start, name, side, *_slot(spec, side, stack)) for name, side in ((BASE, base), (CAND, cand))]
         started = _at_once(pool, starts)
         paired = _partners(*started)
-        _make(folder)
+        _make_folder(folder)
         failures = ReportedFailures()
         sides = []
         for ready, names in zip(started, ({cell: cell for cell in paired}, paired), strict=True):
             writer = stack.enter_context(RunWriter.create(folder / ready.name, ready.info))
             sides.append(MeasuredSide(ready, names, writer, failures, say))
-        ours, theirs = sides
+        base_side, cand_side = sides
         try:
             for side in sides:
                 side.execution.begin()
             if base.backend == cand.backend:
-                _fail_missing(theirs.execution, [cell for cell in ours.plan.cells if cell not in paired])
-            for note in (*_remarks(*started), *ours.without_partner(), *theirs.without_partner()):
+                _fail_missing(cand_side.execution, [cell for cell in base_side.plan.cells if cell not in paired])
+            for note in (*_remarks(*started), *base_side.without_partner(), *cand_side.without_partner()):
                 say(f"note: {note}")
             say(f"{len(paired)} cells on two sides in turn; reserving memory")
             # pandas, which writes the summaries at the end, loads in this time.
             meanwhile: list[Callable[[], object]] = [partial(import_module, "kvbench.results.frame")]
             _at_once(pool, meanwhile + [partial(side.execution.reserve, side.names.values()) for side in sides])
-            both = SideBySide(ours, theirs, say, pool, time.monotonic() - began_s)
-            yield both
+            comparison = SideBySide(base_side, cand_side, say, pool, time.monotonic() - began_s)
+            yield comparison
         except (KeyboardInterrupt, KvbenchError) as why:
             for side in sides:
                 side.execution.finish(*ended_by(why))
             raise
-        both.finish()
+        comparison.finish()
         for line in failures.others():
             say(line)
 
@@ -416,7 +416,7 @@ def _partners(base: StartedSide, cand: StartedSide) -> dict[Cell, Cell]:
     if not paired:
         raise UsageError("--base and --cand have no cell in common")
     if differing := machine_differences(base.info.identity, cand.info.identity):
-        raise MismatchError(f"--base and --cand measure different machines: {few(differing)}")
+        raise MismatchError(f"--base and --cand measure different machines: {first_few(differing)}")
     return paired
 
 
@@ -425,13 +425,13 @@ def _remarks(base: StartedSide, cand: StartedSide) -> list[str]:
         return []
     if base.side.interpreter == cand.side.interpreter:
         return ["both sides run the same kvbench: this compares it with itself"]
-    alike = base.opened.engine_hash == cand.opened.engine_hash
-    remarks = ["both sides have the same engine sources; only other installed packages differ"] if alike else []
+    same_sources = base.opened.engine_hash == cand.opened.engine_hash
+    remarks = ["both sides have the same engine sources; only other installed packages differ"] if same_sources else []
     packages = [str(side.info.identity.get(PLUG_INS, "none")) for side in (base, cand)]
     return remarks + ([f"plug-ins: {' (base) and '.join(packages)} (candidate)"] if len({*packages}) > 1 else [])
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     with or_usage_error(f"--out {folder} cannot be created"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
