@@ -90,12 +90,6 @@ def test_the_command_of_any_cell_measures_only_that_cell(name: str) -> None:
         assert not plan.skipped
 
 
-def test_a_path_to_a_config_is_used_as_given(tmp_path: Path) -> None:
-    path = write(tmp_path, "seed = 0")
-    assert find_config(str(path)) == path
-    assert load_config(path) == SweepSpec(name="mine")
-
-
 def test_every_key_of_a_config_is_read(tmp_path: Path) -> None:
     text = """
         question = "why?"

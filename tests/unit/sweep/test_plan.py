@@ -11,7 +11,7 @@ from kvbench.cells.axes import AxisValue, Direction, Memory, Order, Priority, Re
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, SmsRow
 from kvbench.cells.filter import Filter
-from kvbench.cells.pattern import Pattern, pool_rows
+from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Policy, Table
 from kvbench.ground.errors import UsageError
 from kvbench.sweep.checks import footprint
@@ -67,14 +67,6 @@ def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: 
     return (
         value == wanted or all_sms or (AXES[axis].depends_on_backend and value == AXES[axis].unused and wanted == first)
     )
-
-
-def test_a_backend_on_request_runs_only_where_a_sweep_names_it() -> None:
-    batched, other = (facts for facts in H200_BACKENDS if facts.name in ("batched", "triton"))
-    both = batched, replace(other, on_request=True)
-    assert {cell.backend for cell in plan_of(backends=both).cells} == {"batched"}
-    named = plan_of(backends=both, backend="batched,triton")
-    assert {cell.backend for cell in named.cells} == {"batched", "triton"}
 
 
 @settings(max_examples=15)
@@ -268,15 +260,6 @@ def test_a_limit_above_what_is_free_does_not_make_it_free() -> None:
     assert reason.endswith("the limit is 4.0 GiB (--host-memory)")
 
 
-def test_without_limits_nine_tenths_of_the_free_memory_may_be_used() -> None:
-    cell = plan_of(backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT).cells[0]
-    needed = footprint(cell, Sampling(), "cuda")
-    for free_bytes, fits in ((needed, False), (needed * 10 // 9 + 2, True)):
-        device = replace(H200, host_free_bytes=free_bytes)
-        plan = plan_of(device, backend="per_block", direction="h2d", blocks="1024", block_size="1MiB", **HOT)
-        assert bool(plan.cells) is fits
-
-
 def test_several_devices_share_the_memory_of_their_host() -> None:
     axes = {"backend": "per_block", "direction": "h2d", "blocks": "96", "block_size": "64MiB", **HOT}
     spec = SweepSpec(name="x", limits=Limits(host_bytes=8 * GIB)).with_axes(axes)
@@ -311,16 +294,6 @@ def test_a_pool_that_ends_within_a_huge_page_takes_it_whole(free: int, *, fits: 
 def test_too_many_combinations_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^the sweep has 60000000 combinations; the maximum is 200000"):
         plan_of(direction="h2d", blocks="1:10000:+1", block_size="1:1000:+1")
-
-
-@pytest.mark.parametrize(
-    ("cell", "pool_bytes"),
-    [(replace(CELL, blocks=512 * 1024), pool_rows(512 * 1024) * 4096), (replace(CELL, pool_bytes=4 * GIB), 4 * GIB),
-     (CELL, GIB)],
-    ids=["dense", "scattered", "smaller than the ceiling's copy"],
-)  # fmt: skip
-def test_a_footprint_is_a_pool_and_its_descriptors(cell: Cell, pool_bytes: int) -> None:
-    assert footprint(cell, Sampling(), "cuda") == pool_bytes + cell.blocks * 24
 
 
 # Which blocks a swap takes: pool, reuse and pause
