@@ -117,7 +117,9 @@ class Neighbour:
     @property
     def situation(self) -> Situation | None:
         """What swaps beside it show of an engine's; None beside what only waits."""
-        return Situation.ALONE if self.kind == "none" else None if self.kind == "idle" else Situation(self.kind)
+        if self.kind == "none":
+            return Situation.ALONE
+        return None if self.kind == "idle" else Situation(self.kind)
 
     @classmethod
     def parse(cls, text: str) -> "Neighbour":
@@ -403,8 +405,10 @@ def pool(text: str) -> int:
 
 def pause(text: str) -> int:
     """Read a pause in microseconds: 0, 200us, 5ms; raises ValueError."""
+    if text == "0":
+        return 0
     match = re.fullmatch(r"(\d{1,6})(us|ms)", text)
-    pause_us = 0 if text == "0" else int(match[1]) * (1000 if match[2] == "ms" else 1) if match else -1
+    pause_us = int(match[1]) * {"us": 1, "ms": 1000}[match[2]] if match else -1
     if not 0 <= pause_us <= 1_000_000:
         raise ValueError("not a pause: write 0, or a number with us or ms, up to 1000ms")
     return pause_us
@@ -412,7 +416,9 @@ def pause(text: str) -> int:
 
 def pause_text(value: AxisValue) -> str:
     time_us = int(str(value))
-    return "0" if time_us == 0 else f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
+    if time_us == 0:
+        return "0"
+    return f"{time_us // 1000}ms" if time_us % 1000 == 0 else f"{time_us}us"
 
 
 def by_layers(text: str) -> str:

@@ -191,6 +191,6 @@ def method_label(
 
     `more` are further settings. A plug-in's figures are only as true as its package, so that its name says what it is.
     """
-    counts = [] if sms is None else [sms] if isinstance(sms, int) else list(sms)
+    counts = [sms] if isinstance(sms, int) else list(sms or ())
     settings = ", ".join(filter(None, ("plug-in" if plug_in else "", sms_text(counts), *more)))
     return f"{backend} ({settings})" if settings else backend

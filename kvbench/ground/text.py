@@ -189,7 +189,8 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
 
     Of the message only the path is read, so that any wording of msgspec serves.
     """
-    text, path = match.groups() if (match := _AT.fullmatch(message)) else (message, "")
+    match = _AT.fullmatch(message)
+    text, path = match.groups() if match else (message, "")
     value: Any = plain
     info: Any = msgspec.inspect.type_info(kind)
     for index, key in _STEP.findall(path):
@@ -199,7 +200,7 @@ def _refusal(message: str, plain: object, kind: Any, name: str) -> str:
         if info is None:  # below a mapping, of which msgspec names no key
             break
         value = value[int(index) if index else key]
-    place = name + (path if path.startswith("[") or not name else f".{path}" if path else "")
+    place = f"{name}.{path}" if name and path and not path.startswith("[") else name + path
     lead, inner = f"{place}: " if place else "", plain_type(info)
     if isinstance(inner, msgspec.inspect.StructType) and isinstance(value, Mapping):
         fields = {field.encode_name: field.required for field in inner.fields}

@@ -119,7 +119,8 @@ class Fields:
 
     def whole(self, *names: str) -> int | None:
         """The value of a field that has these names; raises FieldError if two of them differ."""
-        values = {name: value for name in names if (value := self.read(name, Count | None)) is not None}
+        read = {name: self.read(name, Count | None) for name in names}
+        values = {name: value for name, value in read.items() if value is not None}
         if len(set(values.values())) > 1:
             others = " and ".join(f"{name} {value}" for name, value in values.items())
             raise self.error(names[0], f"{others} contradict each other")

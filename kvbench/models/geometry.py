@@ -291,7 +291,9 @@ class Model:
         lengths = [tokens]
         if layout is KvLayout.VLLM_CANONICAL:
             writers = tp // self.groups[0].sharing_ranks(tp)
-            lengths += [turn] if (turn := -(-tokens // (writers * block_tokens)) * block_tokens) < tokens else []
+            stored = -(-tokens // (writers * block_tokens)) * block_tokens  # by one of them, in whole blocks
+            if stored < tokens:
+                lengths.append(stored)
         return tuple(
             model_swap(group, layout=layout, tokens=length, **asked) for length in lengths for group in self.groups
         )
