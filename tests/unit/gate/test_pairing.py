@@ -24,7 +24,7 @@ from kvbench.sweep.checks import usable_bytes
 from kvbench.sweep.spec import Limits
 from tests import synthetic
 from tests.refusals import refused_with
-from tests.unit.gate.gated import judge_runs, made, position
+from tests.unit.gate.gated import judge_runs, made
 
 CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
 SAME = {cell: cell for cell in CELLS}
@@ -186,23 +186,16 @@ def test_a_cell_of_which_no_byte_was_verified_failed() -> None:
 
 
 def in_turn(
-    folder: Path,
-    changes: Callable[[int, Visit], dict[str, object]],
-    share: Callable[[int, Cell], float],
-    count: int = 6,
+    changes: Callable[[int, Visit], dict[str, object]], share: Callable[[int, Cell], float], count: int = 6
 ) -> list[Run]:
     """Two sides visited in turn, with `changes` to visits, whose submissions take a `share` of their times."""
     calm: dict[str, object] = {"probe_us": 300.0, "sm_clock_mhz": 1980}
     runs = []
-    for side, name in enumerate(("base", "cand")):
-        records: list[Record] = []
-        for number in range(count):
-            for visit in synthetic.visits(CELLS, count=5, round_=number):
-                began_ns = 1000 * (number + 1) + 100 * position(side, number)
-                visit.samples.caller_us[:] = [share(side, visit.cell) * us for us in visit.samples.wall_us]
-                values = {**calm, "process": 1 + number % 2, **changes(side, visit)}
-                records.append(msgspec.structs.replace(visit, span_ns=(began_ns, began_ns + 50), **values))
-        runs.append(synthetic.loaded(folder / name, records))
+    for side in (0, 1):
+        visits = [visit for number in range(count) for visit in synthetic.visits(CELLS, count=5, round_=number)]
+        for visit in visits:
+            visit.samples.caller_us[:] = [share(side, visit.cell) * us for us in visit.samples.wall_us]
+        runs.append(made(side, [msgspec.structs.replace(one, **{**calm, **changes(side, one)}) for one in visits]))
     return runs
 
 
@@ -216,33 +209,33 @@ def in_turn(
     ],
 )
 def test_a_pair_that_was_spoiled_on_one_side_does_not_count(
-    tmp_path: Path, changes: Callable[[Visit], dict[str, object]], cause: str
+    changes: Callable[[Visit], dict[str, object]], cause: str
 ) -> None:
     def changed(side: int, made: Visit) -> dict[str, object]:
         return changes(made) if (side, made.round, made.cell) == (1, 3, CELLS[0]) else {}
 
-    base, cand = in_turn(tmp_path, changed, lambda _side, _cell: 0.5)
+    base, cand = in_turn(changed, lambda _side, _cell: 0.5)
     pairs = pair(base, cand, SAME)
     assert pairs.disturbed == {cause: 1}
     index = list(pairs.cells).index(CELLS[0])
     assert np.argwhere(np.isnan(pairs.visits["fast_us"][0])).tolist() == [[index, 3]]
 
 
-def test_what_spoiled_a_pair_does_not_move_the_control_of_the_cpu(tmp_path: Path) -> None:
+def test_what_spoiled_a_pair_does_not_move_the_control_of_the_cpu() -> None:
     """Another guest lengthens the probe of two visits that it disturbs: no CPU became slower."""
 
     def changed(side: int, made: Visit) -> dict[str, object]:
         hit = (side, made.round) == (1, 3)
         return {"probe_us": 600.0, "disturbed": [Disturbance.LIMITED_CLOCKS]} if hit else {}
 
-    (of_cpu,) = (logs for name, logs in pair(*in_turn(tmp_path, changed, lambda *_: 0.1), SAME).controls.items())
+    (of_cpu,) = (logs for name, logs in pair(*in_turn(changed, lambda *_: 0.1), SAME).controls.items())
     assert np.isnan(of_cpu[3])
     assert of_cpu[[0, 1, 2, 4, 5]].tolist() == [0.0] * 5
 
 
-def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu(tmp_path: Path) -> None:
+def test_a_slow_cpu_does_not_spoil_copies_by_the_gpu() -> None:
     slow = {"disturbed": [Disturbance.SLOW_CPU], "slowdown": 2.9}
-    runs = in_turn(tmp_path, lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
+    runs = in_turn(lambda side, made: slow if (side, made.round) == (1, 3) else {}, lambda _side, _cell: 0.1)
     assert pair(*runs, SAME).disturbed == {}
 
 
@@ -251,19 +244,19 @@ def slower(samples: Samples) -> Samples:
     return msgspec.structs.replace(samples, caller_us=[1.2 * us for us in samples.caller_us])
 
 
-def test_processes_count_only_when_both_sides_have_new_ones(tmp_path: Path) -> None:
+def test_processes_count_only_when_both_sides_have_new_ones() -> None:
     def process(side: int, made: Visit) -> dict[str, object]:
         return {"process": 1 + (made.round >= (2 if side == 0 else 4))}
 
-    base, cand = in_turn(tmp_path, process, lambda _side, _cell: 0.1)
+    base, cand = in_turn(process, lambda _side, _cell: 0.1)
     assert pair(base, cand, SAME).processes == pytest.approx([0, 0, 0, 0, 1, 1])
 
 
-def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long(tmp_path: Path) -> None:
+def test_a_slower_submission_is_detected_even_if_the_swap_takes_as_long() -> None:
     def share(side: int, cell: Cell) -> float:
         return 0.2 if cell == CELLS[1] else 0.60 + 0.06 * side * (cell == CELLS[0])
 
-    base, cand = in_turn(tmp_path, lambda _side, _visit: {}, share, count=24)
+    base, cand = in_turn(lambda _side, _visit: {}, share, count=24)
     judgement = judge_runs(base, cand)
     assert {row.verdict for row in judgement.rows if row.kind == "cell"} == {GateVerdict.SAME}
     submissions = {row.cells[0]: row.verdict for row in judgement.rows if row.kind == "caller_us"}
