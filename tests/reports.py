@@ -45,8 +45,13 @@ def made_run(folder: Path, records: Sequence[Record], info: RunInfo | None = Non
     return synthetic.loaded(folder / name, records, info)
 
 
-def made_report(folder: Path, records: Sequence[Record], info: RunInfo | None = None) -> Report:
-    return report_of([made_run(folder, records, info)])
+def run_of(records: Sequence[Record], info: RunInfo | None = None, name: str = "run") -> Run:
+    """A run that is nowhere on disk: a report reads nothing else of it."""
+    return Run(Path(name), info or synthetic.info(), records, [])
+
+
+def made_report(records: Sequence[Record], info: RunInfo | None = None) -> Report:
+    return report_of([run_of(records, info)])
 
 
 def is_bold(text: Text) -> bool:

@@ -20,6 +20,7 @@ from kvbench.results.between_runs import spread_between
 from kvbench.results.schema import Disturbance, Roof, Visit
 from kvbench.sweep.plan import expand
 from tests import synthetic
+from tests.reports import run_of
 from tests.strategies import H200, H200_BACKENDS
 
 CARD, OF_CARD = next(iter(cards().items()))
@@ -28,7 +29,6 @@ KIB = 1024
 
 
 def made(
-    folder: Path,
     *,
     copies: float = 55.0,
     blocks_per_s: float = 28e6,
@@ -53,8 +53,7 @@ def made(
     identity = {"gpu_name": title, "pcie_max_generation": 5, "pcie_max_width": 16}
     looks = [{**LINK, **observed, **of_idle} for of_idle in ({"pcie_generation": 1}, {})]
     info = synthetic.info(title, observed=looks, identity=identity)
-    number = len(list(folder.iterdir()))
-    return synthetic.loaded(folder / str(number), [*ceilings, *roofs, *visits, *records], info)
+    return run_of([*ceilings, *roofs, *visits, *records], info)
 
 
 def slow_cpu(visit: Visit) -> Visit:
@@ -70,26 +69,26 @@ def test_what_a_link_gives_is_what_committed_cards_reached_over_it() -> None:
     assert [link_gbps(other) for other in ("NVLink-C2C", "", "PCIe 9 x16")] == [None] * 3
 
 
-def test_a_host_that_reaches_what_is_expected_is_healthy(tmp_path: Path) -> None:
-    health = health_of(made(tmp_path))
+def test_a_host_that_reaches_what_is_expected_is_healthy() -> None:
+    health = health_of(made())
     assert (health.answer, health.problems) == ("yes", [])
     assert "55.0 of about 55 GB/s that PCIe 5 x16 gives" in health.sentence
     assert "28 M/s of 28 M on such cards" in health.sentence
     assert "batched copies take the CPU up to 24 KiB" in health.sentence
 
 
-def test_a_link_that_was_read_while_the_gpu_was_idle_is_not_held_against_the_host(tmp_path: Path) -> None:
-    health = health_of(made(tmp_path, pcie_generation=1))
+def test_a_link_that_was_read_while_the_gpu_was_idle_is_not_held_against_the_host() -> None:
+    health = health_of(made(pcie_generation=1))
     assert (health.answer, health.reached and health.reached.link) == ("yes", "PCIe 5 x16")
-    slow = health_of(made(tmp_path, copies=3.4, pcie_generation=1))
+    slow = health_of(made(copies=3.4, pcie_generation=1))
     assert slow.sentence.startswith("healthy: no: the link is PCIe 1 x16, such cards have PCIe 5 x16")
 
 
-def test_of_an_unknown_card_only_the_link_is_expected(tmp_path: Path) -> None:
-    health = health_of(made(tmp_path, title="A new card", blocks_per_s=1e6))
+def test_of_an_unknown_card_only_the_link_is_expected() -> None:
+    health = health_of(made(title="A new card", blocks_per_s=1e6))
     assert (health.answer, health.expected_blocks_per_s) == ("yes", None)
     assert "this card was not measured" in health.sentence
-    nothing = health_of(made(tmp_path, title="A new card", pcie_width=None))
+    nothing = health_of(made(title="A new card", pcie_width=None))
     assert (nothing.answer, nothing.expected_gbps) == ("unknown", None)
     assert "is not known" in nothing.sentence
 
@@ -103,33 +102,33 @@ def test_of_an_unknown_card_only_the_link_is_expected(tmp_path: Path) -> None:
         ({"path": "per-copy fallback"}, "a batched call falls back to one copy for each block"),
     ],
 )
-def test_the_first_thing_that_is_wrong_is_said(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
-    health = health_of(made(tmp_path, **changes))
+def test_the_first_thing_that_is_wrong_is_said(changes: dict[str, Any], what: str) -> None:
+    health = health_of(made(**changes))
     assert health.answer == "no"
     assert health.sentence.startswith(f"healthy: no: {what}")
     assert health.problems[0].remedy
 
 
-def test_a_failed_cell_and_a_host_that_disturbs_most_visits_are_wrong(tmp_path: Path) -> None:
+def test_a_failed_cell_and_a_host_that_disturbs_most_visits_are_wrong() -> None:
     cell = Cell("batched", Direction.D2H, 64, 64 * KIB, StreamState.IDLE)
-    failed = health_of(made(tmp_path, records=(synthetic.failure(cell),)))
+    failed = health_of(made(records=(synthetic.failure(cell),)))
     assert failed.sentence.startswith("healthy: no: 1 failed cell")
     visits = tuple(slow_cpu(one) for one in synthetic.rounds([cell]))
-    disturbed = health_of(made(tmp_path, records=visits))
+    disturbed = health_of(made(records=visits))
     assert disturbed.problems[0].what == "other work slowed the CPU in 6 of 9 visits"
     step = Cell("batched", Direction.D2H, 64, 64 * KIB, neighbour=Neighbour.IDLE)  # whose own work takes CPUs
     beside = map(slow_cpu, synthetic.beside(step, 1.0, 20.0))
-    assert health_of(made(tmp_path, records=(*visits[:3], *beside))).answer == "yes"
+    assert health_of(made(records=(*visits[:3], *beside))).answer == "yes"
 
 
-def test_a_cause_that_a_check_found_comes_before_what_it_leads_to(tmp_path: Path) -> None:
+def test_a_cause_that_a_check_found_comes_before_what_it_leads_to() -> None:
     checks = [
         Check("link", Status.WARN, "PCIe gen 5 x8 of gen 5 x16 (under load)", "reseat the card"),
         Check("IOMMU", Status.INFO, "translates the GPU's addresses (DMA-FQ)", "boot with iommu=pt"),
         Check("torch", Status.WARN, "does not load", "install it"),
         Check("memlock", Status.WARN, "limit 8MiB", "ulimit -l unlimited"),
     ]
-    health = health_of(made(tmp_path, copies=27.0, blocks_per_s=20e6), checks)
+    health = health_of(made(copies=27.0, blocks_per_s=20e6), checks)
     assert [problem.what.partition(" ")[0] for problem in health.problems] == [
         "link:", "large", "large", "scattered", "scattered", "memlock:",
     ]  # fmt: skip
@@ -165,12 +164,11 @@ def written(folder: Path, name: str, run: Run, **changes: Any) -> Path:
 
 
 def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> None:
-    runs, hosts = tmp_path / "runs", tmp_path / "hosts"
-    runs.mkdir()
-    hosts.mkdir()
+    others = tmp_path / "others"
+    others.mkdir()
     spread = spread_between(CARD, "per_block, from 8 MiB").fraction
     rates = {"a": 55.0, "b": 55.0, "c": 55.0 * (1 + spread / 2), "d": 55.0 * (1 - 2 * spread)}
-    paths = [written(hosts, name, made(runs, copies=rate)) for name, rate in rates.items()]
+    paths = [written(tmp_path, name, made(copies=rate)) for name, rate in rates.items()]
     read = health.hosts_in(paths)
     assert health.host_row("a", read["a"]) == ["a", "yes", "55.0", "55.0", "28.0", "28.0", "24 KiB"]
     lines = health.host_remarks(read)
@@ -178,14 +176,14 @@ def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> Non
     assert f"{2 * spread:.1%} below the others'" in lines[0]
     assert not health.host_remarks({name: read[name] for name in ("a", "d")})  # of two, neither stands out
     with pytest.raises(UsageError, match="two files have one name, which is that of the host"):
-        health.hosts_in([paths[0], written(runs, "a", made(runs))])
-    other = health.hosts_in([*paths[:3], written(hosts, "e", made(runs, copies=40.0), card="another")])
+        health.hosts_in([paths[0], written(others, "a", made())])
+    other = health.hosts_in([*paths[:3], written(tmp_path, "e", made(copies=40.0), card="another")])
     assert all(line.startswith("e:") and "lies" not in line for line in health.host_remarks(other))
     shown = CliRunner().invoke(app, ["show", *map(str, paths)])
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()[:5]] == ["host", "a", "b", "c", "d"]
-    (hosts / "f.json").touch()
-    partly = CliRunner().invoke(app, ["show", *map(str, paths), str(hosts / "f.json")])
+    (tmp_path / "f.json").touch()
+    partly = CliRunner().invoke(app, ["show", *map(str, paths), str(tmp_path / "f.json")])
     assert (partly.exit_code, partly.stdout.startswith(shown.stdout)) == (2, True)
     assert "f.json:" in "".join(partly.stdout.split())  # a long path is wrapped
 
@@ -199,7 +197,7 @@ def test_a_file_that_is_not_of_the_doctor_is_refused_by_name(tmp_path: Path, tex
     assert str(caught.value).isprintable()
 
 
-def test_figures_of_no_run_are_none(tmp_path: Path) -> None:
-    reached = reached_by([synthetic.loaded(tmp_path / "run", [])])
+def test_figures_of_no_run_are_none() -> None:
+    reached = reached_by([run_of([])])
     assert (reached.h2d_gbps, reached.h2d_blocks_per_s, reached.cpu_up_to_bytes) == (None, None, None)
     assert Health(answer="unknown", sentence="x").problems == []

@@ -72,7 +72,7 @@ def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, clif
     assert paths == ["CPU copies", "copy engine"]
 
 
-def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report, tmp_path: Path) -> None:
+def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report) -> None:
     assert "threshold: Idle" in snippet(cliff, "list")
     assert snippet(cliff, "quick") == snippet(cliff, "answer")
     assert "triton: kvbench's Triton kernel, not an engine's. " in snippet(cliff, "answer")
@@ -82,10 +82,10 @@ def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report,
     with pytest.raises(UsageError, match=r"these runs have tables of .*; --snippet list names all$"):
         snippet(cliff, "no such table")
     with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*beside"):
-        snippet(made_report(tmp_path, []), "list")
+        snippet(made_report([]), "list")
     records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
     for name, same in (("engine", ""), ("threshold", "threshold:Idle")):  # of a run's config, with a section or without
-        of_config = made_report(tmp_path / name, records, synthetic.info(spec={"name": name}))
+        of_config = made_report(records, synthetic.info(spec={"name": name}))
         assert snippet(of_config, name) == snippet(of_config, same)
 
 
@@ -94,11 +94,11 @@ def test_the_same_runs_give_the_same_bytes(cliff_run: Run, cliff_files: dict[str
     assert b"<dc:date>" not in cliff_files["cliff-cliff.svg"]
 
 
-def test_stream_states_are_not_mixed(tmp_path: Path) -> None:
+def test_stream_states_are_not_mixed() -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
     every = synthetic.cliff_cells(kib=synthetic.FEW_KIB)
     idle = [cell for cell in every if cell.backend == "batched" or cell.stream_state == "idle"]
-    titles = [table.title for table in part_of(made_report(tmp_path, synthetic.rounds(idle)), "threshold").tables]
+    titles = [table.title for table in part_of(made_report(synthetic.rounds(idle)), "threshold").tables]
     assert titles
     assert all(title.startswith("Idle, N = ") for title in titles)
 
@@ -316,12 +316,12 @@ def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
     assert "report is a symbolic link" in refused("report", run.path, cwd=tmp_path)
 
 
-def test_a_plug_in_is_marked_wherever_it_is_named(tmp_path: Path) -> None:
+def test_a_plug_in_is_marked_wherever_it_is_named() -> None:
     methods = product(synthetic.CLIFF_KIB, (("batched", None), ("mine", 4)))
     cells = [Cell(name, Direction.H2D, 10_000, kib * 1024, sms=sms) for kib, (name, sms) in methods]
     mine = BackendFacts("mine", "", frozenset({"sms"}), package="mine-copies==1.0", plug_in=True)
     records = [*synthetic.ceilings(), *synthetic.rounds(cells, lambda cell: 40.0 if cell.backend == "mine" else 5.0)]
-    report = made_report(tmp_path, records, synthetic.info(backends=[mine]))
+    report = made_report(records, synthetic.info(backends=[mine]))
     tables = [table for part in report.parts for table in part.tables]
     texts = lines_of([text for table in tables for row in (table.header, *table.rows) for text in row])
     texts += [line.label for chart in report.charts for line in chart.plot.lines]

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,7 +26,7 @@ from kvbench.report.sections.gathers import _sufficient_grid, fit
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import reports, synthetic
-from tests.reports import highlights_of, lines_of, made_report, made_run, part_of, rows_of, sections_of, table_of
+from tests.reports import highlights_of, lines_of, made_report, part_of, rows_of, run_of, sections_of, table_of
 
 GIB = 1 << 30
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
@@ -384,8 +383,8 @@ def plain_text(text: Text) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.section)
-def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case, tmp_path: Path) -> None:
-    report = made_report(tmp_path, [*synthetic.ceilings(), *case.visits], case.info)
+def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case) -> None:
+    report = made_report([*synthetic.ceilings(), *case.visits], case.info)
     assert {*sections_of(report)} - {"answer"} == {case.section, *case.others}
     part = part_of(report, case.section)
     table = table_of(part, case.title) if case.title else part.tables[0]
@@ -406,9 +405,9 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case,
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.too_little], ids=lambda case: case.section)
-def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_path: Path) -> None:
+def test_without_an_arm_the_report_says_what_the_section_needs(case: Case) -> None:
     few = [visit for visit in case.visits if case.too_little and case.too_little(visit.cell)]
-    report = made_report(tmp_path, few, case.info)
+    report = made_report(few, case.info)
     assert case.section not in sections_of(report)
     # of the tables that a card has
     lacking = {section.name for section in report.missing}
@@ -418,20 +417,18 @@ def test_without_an_arm_the_report_says_what_the_section_needs(case: Case, tmp_p
 # Figures of one section alone
 
 
-def test_queued_cells_stay_out_of_other_sections(tmp_path: Path) -> None:
+def test_queued_cells_stay_out_of_other_sections() -> None:
     """More cells with a queue than without must not move the cliff's tables to the cells with one."""
     plain = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     busy = [cell for cell in plain if cell.stream_state is StreamState.BUSY]
     queued = [replace(cell, queued=depth, streams=n) for cell in busy for depth, n in ((4, 1), (16, 1), (4, 8))]
     visits = synthetic.rounds(plain)
-    alone, both = (
-        made_report(tmp_path / str(len(more)), visits + synthetic.rounds(more, lambda _: 1.0)) for more in ([], queued)
-    )
+    alone, both = (made_report(visits + synthetic.rounds(more, lambda _: 1.0)) for more in ([], queued))
     assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables
 
 
 @pytest.mark.parametrize("exception", [False, True])
-def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exception: bool) -> None:
+def test_lines_of_which_the_same_is_true_share_a_sentence(*, exception: bool) -> None:
     sizes = product((4 * KIB, 8 * KIB), (1, 8, 32), ("sm", "merged"))
     cells = [replace(in_runs(name, run), block_bytes=size) for size, run, name in sizes]
 
@@ -439,7 +436,7 @@ def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exc
         other = exception and cell.block_bytes == 8 * KIB
         return 50.0 if (cell.backend == "merged") == other else 40.0
 
-    report = made_report(tmp_path, of(cells, rate, 0.001))
+    report = made_report(of(cells, rate, 0.001))
     sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "runs")]
     every = "h2d on an idle stream, 1 504 x 4 KiB, 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
     assert sentences == [every] if not exception else len(sentences) == 2
@@ -453,9 +450,7 @@ def test_lines_of_which_the_same_is_true_share_a_sentence(tmp_path: Path, *, exc
         (1.3, 0.5, "N = 10 000 against 64: no clear difference; "),
     ],
 )
-def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
-    tmp_path: Path, most: float, noise: float, says: str
-) -> None:
+def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(most: float, noise: float, says: str) -> None:
     def rate(cell: Cell) -> float:
         height = most if cell.blocks == 10_000 else 1.0
         return 10.0 * height if cell.block_bytes > 24 * KIB else 2.0
@@ -465,7 +460,7 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
 
     cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
     measured = [cell for cell in cells if cell.blocks < 10_000 or cell.block_bytes <= 28 * KIB]
-    report = made_report(tmp_path, synthetic.timed(measured, us))
+    report = made_report(synthetic.timed(measured, us))
     (jump, numbers, published) = highlights_of(report, "cliff")
     (chart,) = part_of(report, "cliff").charts
     assert plain(chart.text.footer).endswith(" Up to 28 KiB: N = 10 000")
@@ -480,17 +475,16 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
     assert published.startswith("vLLM #42212: flat 5 to 7 GB/s")
 
 
-def test_host_copies_are_not_held_against_a_pull_request_or_an_engines_threshold(tmp_path: Path) -> None:
+def test_host_copies_are_not_held_against_a_pull_request_or_an_engines_threshold() -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     parts = [
-        part_of(made_report(tmp_path / kind, synthetic.rounds(cells), synthetic.info(kind=kind)), "cliff")
-        for kind in ("cuda", "cpu")
+        part_of(made_report(synthetic.rounds(cells), synthetic.info(kind=kind)), "cliff") for kind in ("cuda", "cpu")
     ]
     assert [any("#42212" in text for text in lines_of(part.findings)) for part in parts] == [True, False]
     assert [bool(chart.plot.panels[0].marked) for part in parts for chart in part.charts] == [True, False]
 
 
-def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp_path: Path) -> None:
+def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took() -> None:
     """As where the wait falls on the swaps that are queued, before the one that is timed."""
     one = Cell("per_block", Direction.H2D, 1, 32 * KIB, StreamState.BUSY)
     cells = [replace(one, queued=depth) for depth in (0, 64, 1024, 4096)]
@@ -501,7 +495,7 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     for visit in visits:
         held = visit.samples.depth_held or []  # of a cell with a queue
         held[:] = [int(visit.cell.queued * visit.cell.blocks < 1000)] * len(held)
-    report = made_report(tmp_path, visits)
+    report = made_report(visits)
     bound = "full between 512 and 1 024 copies"
     assert rows_of(part_of(report, "queue").tables[0])["knee"] == [bound, bound]
     assert highlights_of(report, "queue") == [f"per_block, 1 stream, h2d: the driver's queue is {bound}."]
@@ -509,14 +503,14 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took(tmp
     assert [lines_of(row)[0] for row in by_streams.rows] == ["1", "2", "4"]
 
 
-def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing(tmp_path: Path) -> None:
+def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing() -> None:
     cells = [replace(SM, priority=priority) for priority in (Priority.NONE, Priority.LOW)]
     decode = [replace(cell, neighbour=Neighbour.DECODE) for cell in cells]
     beside = [visit for cell in decode for visit in synthetic.beside(cell, 1.25, 40.0)]
     alone = of(
         [replace(cell, neighbour=Neighbour.NONE) for cell in cells], lambda cell: 1.0 + (cell.priority == "none")
     )
-    part = part_of(made_report(tmp_path, [*alone, *beside]), "priority")
+    part = part_of(made_report([*alone, *beside]), "priority")
     assert [plain(found) for found in part.findings] == [
         "The lowest priority against none, beside decode: of 1 cell, 1 the same within 2%.",
         "The lowest priority against none, beside nothing: of 1 cell, 1 differ (+100.0%).",
@@ -524,7 +518,7 @@ def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing(tmp_pa
     assert lines_of(part.tables[0].rows[0])[-2:] == ["5.00", "5.00"]
 
 
-def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch(tmp_path: Path) -> None:
+def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch() -> None:
     """A fifth of the rate with one thread block; above 20 000 rows a lower one, which the fit leaves out."""
     counts, grids = (1, 64, 2048, 40_960), (1, 4, 132, None)
     cells = [replace(GATHER, blocks=rows, sms=grid) for rows, grid in product(counts, grids)]
@@ -532,7 +526,7 @@ def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch(tmp_
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell))
     others = [replace(GATHER, block_bytes=1160, blocks=rows, sms=4) for rows in (1, 63)]
     visits += of([*others, replace(GATHER, blocks=65, sms=4, stream_state=StreamState.BUSY)], lambda _: 1.0)
-    part = part_of(made_report(tmp_path, [*visits, synthetic.failure(lost, "a byte", "mismatch")]), "gather")
+    part = part_of(made_report([*visits, synthetic.failure(lost, "a byte", "mismatch")]), "gather")
     rows = rows_of(table_of(part, "sm, rows of 656 B"))
     assert [*rows] == ["1", "64", "2 048", "40 960", "fit"]
     for number, name in zip(counts, rows, strict=False):
@@ -557,31 +551,31 @@ def test_as_many_ctas_suffice_as_are_near_the_best_with_their_interval() -> None
     assert _sufficient_grid(line) == 4
 
 
-def test_gathers_of_engines_that_are_not_installed_have_no_table(tmp_path: Path) -> None:
+def test_gathers_of_engines_that_are_not_installed_have_no_table() -> None:
     cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (1, 64, 2048) for ctas in (1, 4)]
     shipped = [replace(GATHER, backend="vllm_hisparse", blocks=rows) for rows in (1, 64, 2048)]
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell))
-    report = made_report(tmp_path, [*visits, *(synthetic.skip(cell, "vllm is not installed") for cell in shipped)])
+    report = made_report([*visits, *(synthetic.skip(cell, "vllm is not installed") for cell in shipped)])
     (table,) = part_of(report, "gather").tables
     assert plain(table.title).startswith("sm, ")
 
 
-def test_a_swap_that_was_only_measured_at_once_has_no_line(tmp_path: Path) -> None:
+def test_a_swap_that_was_only_measured_at_once_has_no_line() -> None:
     """As in a sweep of several devices that was interrupted; without any line there is no section."""
     one, other = (Cell("sm", Direction.H2D, blocks, 4 * KIB, sms=2) for blocks in (64, 128))
     cells = [one, replace(one, devices=2), replace(other, devices=2)]
-    (table,) = part_of(made_report(tmp_path, of(cells, lambda cell: 50.0 / cell.devices)), "devices").tables
+    (table,) = part_of(made_report(of(cells, lambda cell: 50.0 / cell.devices)), "devices").tables
     assert [lines_of(row[-3:]) for row in table.rows] == [["50.0", "25.0", f"{TIMES}2.00"]]
-    assert "devices" not in sections_of(made_report(tmp_path / "at once", of(cells[1:], lambda _: 25.0)))
+    assert "devices" not in sections_of(made_report(of(cells[1:], lambda _: 25.0)))
 
 
-def test_two_short_ladders_of_gathers_are_not_one(tmp_path: Path) -> None:
+def test_two_short_ladders_of_gathers_are_not_one() -> None:
     short = [replace(GATHER, blocks=rows, sms=sms) for rows, sms in ((1, 1), (64, 1), (2048, 4), (9000, 4))]
-    report = made_report(tmp_path, of(short, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell)))
+    report = made_report(of(short, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell)))
     assert "gather" not in {chapter.section.name for chapter in report.chapters}
 
 
-def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path: Path) -> None:
+def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample() -> None:
     """In each visit the machine becomes slower, to twice its time in the last: medians of visits could not tell."""
     cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
     visits = []
@@ -591,7 +585,7 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
         visit = synthetic.visit(cell, 100.0, count=40)
         in_turn = {"group": "one", "round": made, "span_ns": (made, made + 1)}
         visits.append(synthetic.with_samples(visit, {"event_us": drift, "wall_us": drift}, **in_turn))
-    table = part_of(made_report(tmp_path, visits), "order").tables[0]
+    table = part_of(made_report(visits), "order").tables[0]
     assert [plain(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
 
 
@@ -606,7 +600,7 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample(tmp_path:
     ],
 )
 def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
-    tmp_path: Path, ratios: Sequence[float], order: str, states: str
+    ratios: Sequence[float], order: str, states: str
 ) -> None:
     """In a table with a margin, without an interval, and wherever two arms are compared."""
     stream = Cell("batched", Direction.H2D, 64, 4 * KIB, order=Order.STREAM)
@@ -617,7 +611,7 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
         for number, slower in enumerate(ratios)
         for cell, ratio in ((base, 1.0), (other, slower))
     ]
-    report = made_report(tmp_path, visits)
+    report = made_report(visits)
     table = part_of(report, "order").tables[0]
     assert plain(table.rows[0][5]) == order
     sentence = highlights_of(report, "order")
@@ -630,34 +624,30 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
         assert any(meaning in text for text in sentence) == (order.startswith(sign) and len(ratios) == 6)
 
 
-def test_a_call_is_compared_by_the_time_of_its_thread(tmp_path: Path) -> None:
+def test_a_call_is_compared_by_the_time_of_its_thread() -> None:
     """Also where its swap completes as soon."""
     cells = [Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2, pause_us=pause) for pause in (0, 5000)]
     visits = of([*cells, *(replace(cell, backend="empty", sms=None) for cell in cells)], lambda _: 16.0)
     for visit in filter(lambda visit: visit.cell.pause_us, visits):
         visit.samples.caller_us[:] = [2 * us for us in visit.samples.caller_us]
-    table = part_of(made_report(tmp_path, visits), "call").tables[0]
+    table = part_of(made_report(visits), "call").tables[0]
     assert {plain_text(row[-1]) for row in table.rows} == {"x2.00"}
 
 
 @pytest.mark.parametrize(
     ("rates", "text"), [((48.0, 48.0), "merged and sm (4 SMs) are"), ((46.0, 50.0), "sm (4 SMs) or merged is")]
 )
-def test_replays_that_are_not_told_apart_are_not_both_the_fastest(
-    tmp_path: Path, rates: Sequence[float], text: str
-) -> None:
+def test_replays_that_are_not_told_apart_are_not_both_the_fastest(rates: Sequence[float], text: str) -> None:
     merged = [replayed("merged", rate) for rate in rates]
     visits = [*replayed("sm", 48.0), *replayed("batched", 5.0), *(merged[number % 2][number] for number in range(6))]
-    assert f": {text} fastest" in highlights_of(made_report(tmp_path, visits), "trace")[0]
+    assert f": {text} fastest" in highlights_of(made_report(visits), "trace")[0]
 
 
 @pytest.mark.parametrize(("spread", "text"), [(0.04, "0.102"), (0.2, "0.110 (0.100 to 0.120)")])
-def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_percent(
-    tmp_path: Path, spread: float, text: str
-) -> None:
+def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_percent(spread: float, text: str) -> None:
     cells = [replace(Cell("batched", Direction.H2D, 64, 4 * KIB), order=order) for order in Order]
     visits = synthetic.timed(cells, lambda _, number: 100.0 * (1 + spread * (number % 2)))
-    (row,) = part_of(made_report(tmp_path, visits), "order").tables[0].rows
+    (row,) = part_of(made_report(visits), "order").tables[0].rows
     assert plain(row[3]) == text
 
 
@@ -671,14 +661,14 @@ def sustained(cell: Cell, us: float, caller_us: float, chain_us: float) -> list[
     [(500.0, 600.0, "500", "164‡"), (500.0, 1000.0, "500", "164"), (950.0, 1600.0, "950†", "164‡")],
 )
 def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
-    tmp_path: Path, caller_us: float, chain_us: float, thread: str, rate: str
+    caller_us: float, chain_us: float, thread: str, rate: str
 ) -> None:
     visits = []
     for kib in (4, 16):
         batched = Cell("batched", Direction.H2D, 10_000, kib * KIB, StreamState.SUSTAINED, order=Order.ANY)
         visits += sustained(batched, 1000.0, caller_us, chain_us)
         visits += sustained(replace(batched, backend="sm", order=None, sms=4), 500.0, 10.0, 500.0)
-    table = part_of(made_report(tmp_path, visits), "threshold").tables[0]
+    table = part_of(made_report(visits), "threshold").tables[0]
     row = {plain(head): plain(text) for head, text in zip(table.header, table.rows[1], strict=True)}
     assert (row["batched"], row["batched thread, us"]) == (rate, thread)
     notes = " ".join(lines_of(table.notes))
@@ -687,7 +677,7 @@ def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
     )  # fmt: skip
 
 
-def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with_the_paths(tmp_path: Path) -> None:
+def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with_the_paths() -> None:
     """As the authors of the pull request measured: on an idle stream the CPU makes small copies."""
     cells = [
         cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
@@ -696,7 +686,7 @@ def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with
     paths = {StreamState.IDLE: "CPU inline", StreamState.BUSY: "copy engine"}
     visits = of(states, lambda cell: 10.0 if cell.stream_state is StreamState.BUSY else 2.0)
     visits = [msgspec.structs.replace(one, path=paths[one.cell.stream_state]) for one in visits]
-    report = made_report(tmp_path, visits)
+    report = made_report(visits)
     table = part_of(report, "order").tables[0]
     assert "busy stream" in plain(table.title)
     assert all("busy stream" in text for text in highlights_of(report, "order"))
@@ -706,13 +696,13 @@ def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with
     assert row["Idle stream, ms (path)"] == f"{figure(5 * swap_ms)} (CPU inline)"
 
 
-def test_a_note_explains_a_crossover_only_where_a_row_has_one(tmp_path: Path) -> None:
+def test_a_note_explains_a_crossover_only_where_a_row_has_one() -> None:
     visits = [*at_threshold(4, batched=10.0, per_block=10.0), *at_threshold(16, batched=10.0, per_block=10.0)]
-    table = part_of(made_report(tmp_path, visits), "threshold").tables[0]
+    table = part_of(made_report(visits), "threshold").tables[0]
     assert not [note for note in lines_of(table.notes) if "Crossover" in note]
 
 
-def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path) -> None:
+def test_the_note_of_access_order_gives_the_worst_resolution_too() -> None:
     cells = [
         cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
     ]
@@ -721,16 +711,14 @@ def test_the_note_of_access_order_gives_the_worst_resolution_too(tmp_path: Path)
         spread = 0.2 if cell.blocks == 64 else 0.01
         return 100.0 * (1 + spread * (number % 2) * (cell.order is Order.ANY))
 
-    notes = lines_of(part_of(made_report(tmp_path, synthetic.timed(cells, us)), "order").tables[0].notes)
+    notes = lines_of(part_of(made_report(synthetic.timed(cells, us)), "order").tables[0].notes)
     assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
-def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scattered_blocks_are_slower(
-    tmp_path: Path,
-) -> None:
+def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scattered_blocks_are_slower() -> None:
     visits = of([Cell("batched", Direction.H2D, 64, 4 * KIB)], lambda _: 10.0)
     runs = [
-        made_run(tmp_path, [*synthetic.roofs(us, 300.0, pool_bytes=pool * GIB), *visits], name=name)
+        run_of([*synthetic.roofs(us, 300.0, pool_bytes=pool * GIB), *visits], name=name)
         for name, us, pool in (("far", 1000.0, 16), ("again", 1120.0, 16), ("near", 310.0, 1))
     ]
     part = part_of(report_of(runs), "limits")
@@ -746,11 +734,11 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
     assert lines_of(near.findings) == []
 
 
-def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone(tmp_path: Path) -> None:
+def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone() -> None:
     ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
     cells = [replace(ladder, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
     beside = synthetic.beside(replace(DECODE, sms=4), 1.4, 39.0)
-    (chart,) = part_of(made_report(tmp_path, [*of(cells, lambda cell: cell.sms or 0), *beside]), "sm-ladder").charts
+    (chart,) = part_of(made_report([*of(cells, lambda cell: cell.sms or 0), *beside]), "sm-ladder").charts
     assert [plain(line.label) for line in chart.plot.lines] == ["sm, 4 KiB", "triton, 4 KiB"]
     assert chart.plot.y.label == "GB/s"
 
@@ -767,20 +755,20 @@ def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone(tmp_path: P
         (swaps_of("deepseek-v3"), "none of the models of a run has a measured cell"),
     ],
 )
-def test_the_report_says_why_a_run_has_no_table_of_models(tmp_path: Path, models: object, reason: str) -> None:
-    report = made_report(tmp_path, of(cells_of(swaps_of("llama-3-8b")), rate_of), about(models))
+def test_the_report_says_why_a_run_has_no_table_of_models(models: object, reason: str) -> None:
+    report = made_report(of(cells_of(swaps_of("llama-3-8b")), rate_of), about(models))
     assert any(reason in line for line in lines_of([*report.missing.values()]))
 
 
-def test_the_first_page_says_when_no_backend_certainly_hides_the_loads(tmp_path: Path) -> None:
+def test_the_first_page_says_when_no_backend_certainly_hides_the_loads() -> None:
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
-    (highlight,) = highlights_of(made_report(tmp_path, loads(2048, hidden), about(LENGTHS)), "layers")
+    (highlight,) = highlights_of(made_report(loads(2048, hidden), about(LENGTHS)), "layers")
     assert "no backend clearly hides 95% of the loads; batched 96% (94% to 97%)" in highlight
 
 
-def test_loads_without_a_step_have_times_but_no_hidden_share(tmp_path: Path) -> None:
+def test_loads_without_a_step_have_times_but_no_hidden_share() -> None:
     alone = [msgspec.structs.replace(one, beside=None) for one in loads(2048, [0.5] * 6)]
-    report = made_report(tmp_path, alone, about(LENGTHS))
+    report = made_report(alone, about(LENGTHS))
     assert highlights_of(report, "layers") == []
     table = table_of(part_of(report, "layers"), "llama-3-8b")
     (row,) = (dict(zip(table.header, map(plain, row), strict=True)) for row in table.rows)
@@ -795,15 +783,13 @@ def with_beside(visit: Visit, **changes: object) -> Visit:
 
 
 @pytest.mark.parametrize(("iterations", "known"), [(83, False), (84, True)])
-def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(
-    tmp_path: Path, iterations: int, known: bool
-) -> None:
+def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(iterations: int, known: bool) -> None:
     times = [200.0] * (iterations - 2) + [1000.0] * 2
     few = [
         with_beside(one, neighbour_alone_us=[200.0] * iterations, neighbour_beside_us=times)
         for one in synthetic.beside(SM, 1.2, 41.0)
     ]
-    part = part_of(made_report(tmp_path, few), "beside")
+    part = part_of(made_report(few), "beside")
     heads = [plain(head) for head in table_of(part, "prefill, d2h").header]
     assert ("p99, us" in heads, "p90, us" in heads, "worst, us" in heads) == (known, True, True)
     assert not part.charts  # of one point
@@ -829,14 +815,14 @@ def at_threshold(kib: int, **rates: float) -> list[Visit]:
     ],
 )
 def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_sizes_told_apart(
-    tmp_path: Path, kernel: str, middle: Sequence[float], last: Sequence[float], edge: str, words: str
+    kernel: str, middle: Sequence[float], last: Sequence[float], edge: str, words: str
 ) -> None:
     visits = []
     for kib, turn in product((8, 16, 32, 64), (0, 1)):
         gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last[turn]}[kib]
         made = at_threshold(kib, **{"batched": gbps, "triton": 38.0, kernel: 38.0, "sm": 50.0})
         visits += [visit for visit in made if visit.round % 2 == turn]
-    part = part_of(made_report(tmp_path, [*synthetic.ceilings(), *visits]), "threshold")
+    part = part_of(made_report([*synthetic.ceilings(), *visits]), "threshold")
     (panel,) = part.charts[0].plot.panels
     assert [line.backend for line in panel.lines] == list(dict.fromkeys(["batched", kernel, "triton", "sm"]))
     assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
@@ -844,7 +830,7 @@ def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_
     assert words in lines_of(part.tables[0].rows[-1])
 
 
-def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> None:
+def test_a_line_of_16_kib_says_what_a_method_costs_each_step() -> None:
     """Blocks of other sizes are in the details, what has another layout says so, and an interval stands where wide."""
     decode = [replace(SM, sms=sms, neighbour=Neighbour.DECODE) for sms in (2, 4)]
     merged = replace(SM, backend="merged", sms=None, pattern=Pattern.parse("runs-32"))
@@ -853,7 +839,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
     made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.25, 40.0)), dead]
     made += [visit for cell in (merged, large) for visit in synthetic.beside(cell, 1.01, 45.0)]
     made += slowed(replace(SM, sms=3), [1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
-    part = part_of(made_report(tmp_path, made), "beside")
+    part = part_of(made_report(made), "beside")
     header = lines_of(part.tables[0].header)
     assert header[:4] == ["Dir", "Method", "SMs", "decode: GB/s"]
     costs = ["takes", "p90", "lost", "thread"]
@@ -888,14 +874,12 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step(tmp_path: Path) -> 
         ([0.99, 1.1] * 3, "0.99x to 1.10x, undecided"),
     ],
 )
-def test_a_step_is_said_to_take_longer_where_its_visits_tell_so(
-    tmp_path: Path, slowdowns: Sequence[float], longer: str
-) -> None:
-    (finding,) = highlights_of(made_report(tmp_path, slowed(SM, slowdowns)), "beside")
+def test_a_step_is_said_to_take_longer_where_its_visits_tell_so(slowdowns: Sequence[float], longer: str) -> None:
+    (finding,) = highlights_of(made_report(slowed(SM, slowdowns)), "beside")
     assert finding.partition(" takes ")[2] == f"{longer} (d2h: sm)."
 
 
-def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Path) -> None:
+def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations() -> None:
     """All other figures stay those of the config's run."""
     times = [200.0] * 80 + [900.0] * 4
     longer = [with_beside(one, neighbour_beside_us=times) for one in synthetic.beside(replace(SM, sms=2), 1.2, 30.0)]
@@ -905,7 +889,7 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Pa
         for one in synthetic.beside(replace(SM, sms=sms), 1.2, 41.0)
     ]
     runs = [
-        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
+        run_of(visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
         for name, visits in (("beside", short), ("tail", longer))
     ]
     table = table_of(part_of(report_of(runs), "beside"), "prefill, d2h")
@@ -916,11 +900,11 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations(tmp_path: Pa
     assert [line for line in lines_of(table.notes) if line.startswith("p99: kvbench sweep tail")]
 
 
-def test_engines_of_another_run_stand_beside_the_run_of_most_methods(tmp_path: Path) -> None:
+def test_engines_of_another_run_stand_beside_the_run_of_most_methods() -> None:
     engines = [replace(SM, backend="vllm_triton", sms=sms) for sms in (None, 8, 16)]
     of_engines = [visit for engine in engines for visit in synthetic.beside(engine, 1.3, 25.0)]
     runs = [
-        made_run(tmp_path / name, visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
+        run_of(visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
         for name, visits in (("beside", LADDER), ("beside-engines", of_engines))
     ]
     part = part_of(report_of(runs), "beside")
@@ -937,8 +921,8 @@ def test_engines_of_another_run_stand_beside_the_run_of_most_methods(tmp_path: P
 
 
 @pytest.mark.parametrize("turns", [Beside(), Beside(neighbour_alone_us=[200.0])])
-def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns: Beside) -> None:
-    run = made_run(tmp_path, [msgspec.structs.replace(one, beside=turns) for one in synthetic.beside(SM, 1.0, 20.0)])
+def test_a_visit_without_a_whole_iteration_has_no_slowdown(turns: Beside) -> None:
+    run = run_of([msgspec.structs.replace(one, beside=turns) for one in synthetic.beside(SM, 1.0, 20.0)])
     assert run.table["neighbour_slowdown"].isna().all()
     assert "beside" not in sections_of(report_of([run]))
 
@@ -954,10 +938,10 @@ def test_a_visit_without_a_whole_iteration_has_no_slowdown(tmp_path: Path, turns
         ({"descriptors": 63, "block_bytes": 63 * 4096}, "a trace with blocks of 63 x 4 KiB"),
     ],
 )
-def test_a_finding_names_its_trace_by_what_it_is(tmp_path: Path, more: dict[str, object], text: str) -> None:
+def test_a_finding_names_its_trace_by_what_it_is(more: dict[str, object], text: str) -> None:
     trace = {"path": "/x/hour.gz", "h2d": {"total": 400}, "descriptors": 64, "block_bytes": 2 << 20} | more
     spec = {"trace": trace, "question": "Which backend makes the swaps of this trace fastest?"}
-    report = made_report(tmp_path, REPLAYS, synthetic.info(spec=spec))
+    report = made_report(REPLAYS, synthetic.info(spec=spec))
     (question,) = [plain(row[1]) for row in report.runs.rows]
     assert question == f"Which backend makes the swaps of this trace fastest? ({text})"
     (highlight,) = highlights_of(report, "trace")
@@ -965,39 +949,39 @@ def test_a_finding_names_its_trace_by_what_it_is(tmp_path: Path, more: dict[str,
     assert "hour.gz" not in highlight
 
 
-def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it(tmp_path: Path) -> None:
+def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it() -> None:
     """An estimate from pairs of visits would be 2.89."""
     records = [*by_engine("sm", 64, 40.0, 2), *by_engine("vllm_triton", 64, 60.0, drift=0.3)]
-    report = made_report(tmp_path, records, synthetic.info(backends=[VLLM]))
+    report = made_report(records, synthetic.info(backends=[VLLM]))
     (row,) = part_of(report, "engines").tables[0].rows
     assert lines_of(row[-2:]) == ["40.0 / 12.0", "2.92"]
 
 
-def test_the_swap_of_the_pull_request_is_held_against_its_figures(tmp_path: Path) -> None:
+def test_the_swap_of_the_pull_request_is_held_against_its_figures() -> None:
     """By the kernel as it is shipped, not by the SM count that is fastest here."""
     shape, rates = (Direction.H2D, 10_000, 4 * KIB), {"batched": 10.0, "vllm_batch": 2.5, "vllm_triton": 16.0}
     cells = [Cell(backend, *shape, order=Order.ANY) for backend in ("batched", "vllm_batch")]
     cells += [Cell("vllm_triton", *shape, sms=sms) for sms in (None, 32)]
     visits = of(cells, lambda cell: 32.0 if cell.sms else rates[cell.backend], noise=1e-6)
-    part = part_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
+    part = part_of(made_report(visits, synthetic.info(backends=[VLLM])), "engines")
     says = "vllm_batch moves 2.50 GB/s, vllm_triton moves 16.0 GB/s; in vLLM #42212 3.8, and 18 to 19."
     assert f"10000 x 4 KiB h2d idle: {says}" in lines_of(part.findings)
 
 
-def test_a_call_that_is_longer_in_some_cells_and_shorter_in_others_changes_no_time_clearly(tmp_path: Path) -> None:
+def test_a_call_that_is_longer_in_some_cells_and_shorter_in_others_changes_no_time_clearly() -> None:
     cells = [(2**power, us) for power, us in zip(range(6), (90.0, 110.0) * 3, strict=True)]
     visits = [visit for blocks, us in cells for visit in by_engine("vllm_batch", blocks, us)]
     visits += [visit for blocks, _ in cells for visit in by_engine("batched", blocks, 100.0)]
-    (finding,) = highlights_of(made_report(tmp_path, visits, synthetic.info(backends=[VLLM])), "engines")
+    (finding,) = highlights_of(made_report(visits, synthetic.info(backends=[VLLM])), "engines")
     assert finding.endswith("Its call, through torch, does not clearly change the time of the calling thread.")
 
 
-def test_every_run_of_the_machine_shows_its_engines(tmp_path: Path) -> None:
+def test_every_run_of_the_machine_shows_its_engines() -> None:
     paged = [*by_engine("lmcache", 64, 90.0, paged=True), *by_engine("sm", 64, 60.0, 2, paged=True)]
     runs = [
-        made_run(tmp_path, VLLM_VISITS, synthetic.info(backends=[VLLM]), "first"),
-        made_run(tmp_path, paged, synthetic.info(backends=[LMCACHE]), "second"),
-        made_run(tmp_path, by_engine("batched", 64, 9.0), name="third"),
+        run_of(VLLM_VISITS, synthetic.info(backends=[VLLM]), "first"),
+        run_of(paged, synthetic.info(backends=[LMCACHE]), "second"),
+        run_of(by_engine("batched", 64, 9.0), name="third"),
     ]
     part = part_of(report_of(runs), "engines")
     titles = [plain(table.title) for table in part.tables]

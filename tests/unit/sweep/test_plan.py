@@ -69,6 +69,14 @@ def _fits(value: AxisValue | None, wanted: AxisValue, first: AxisValue, device: 
     )
 
 
+def test_a_backend_on_request_runs_only_where_a_sweep_names_it() -> None:
+    batched, other = (facts for facts in H200_BACKENDS if facts.name in ("batched", "triton"))
+    both = batched, replace(other, on_request=True)
+    assert {cell.backend for cell in plan_of(backends=both).cells} == {"batched"}
+    named = plan_of(backends=both, backend="batched,triton")
+    assert {cell.backend for cell in named.cells} == {"batched", "triton"}
+
+
 @settings(max_examples=15)
 @given(small_specs, machines)
 def test_every_requested_cell_is_planned_skipped_or_filtered(spec: SweepSpec, machine: Machine) -> None:
