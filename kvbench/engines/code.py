@@ -72,8 +72,8 @@ class EngineCode:
         """The missing part of the package, or None."""
         if self.version is None:
             return f"{self.package} is not installed"
-        lost = [file for file in self.files if not self.path(file).is_file()]
-        return f"{self.package} {self.version} has no file {lost[0]}" if lost else None
+        absent = [file for file in self.files if not self.path(file).is_file()]
+        return f"{self.package} {self.version} has no file {absent[0]}" if absent else None
 
     def unavailable(self, device: DeviceFacts, modules: Sequence[str]) -> str | None:
         """Why the code cannot run on `device`, apart from its libraries, or None."""
@@ -81,8 +81,8 @@ class EngineCode:
             return f"the code of {self.package} needs a GPU"
         if reason := self.missing():
             return reason
-        lost = [name for name in modules if util.find_spec(name) is None]
-        return f"{self.package} {self.version} needs {' and '.join(lost)}, not installed" if lost else None
+        absent = [name for name in modules if util.find_spec(name) is None]
+        return f"{self.package} {self.version} needs {' and '.join(absent)}, not installed" if absent else None
 
     def load_error(self, loader: str = "") -> str | None:
         """Why torch, or `loader` ("module:function"), cannot load the first file, or None.
@@ -102,8 +102,8 @@ class EngineCode:
         text = self.path(file).read_text()
         constants, lines = _constants(text), text.splitlines()
         names = [name for name in self.files[file] if name.isupper()]
-        if lost := [name for name in names if name not in constants]:
-            raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(lost)}")
+        if absent := [name for name in names if name not in constants]:
+            raise KvbenchError(f"{self.package} {self.version}: {file} has no whole number {' and no '.join(absent)}")
         settings = []
         for name in names:
             value, line_number = constants[name]

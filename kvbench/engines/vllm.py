@@ -307,8 +307,8 @@ def built(handler: Any, **offered: Any) -> Any:
     if unknown := needed - offered.keys():
         raise KvbenchError(f"vLLM's {_HANDLER} needs {' and '.join(sorted(unknown))}, which kvbench does not know")
     instance = handler(**{name: value for name, value in offered.items() if name in parameters})
-    if lost := [name for name in _HANDLER_NAMES if not hasattr(instance, name)]:
-        raise KvbenchError(f"vLLM's {_HANDLER} has no {' and no '.join(lost)}")
+    if absent := [name for name in _HANDLER_NAMES if not hasattr(instance, name)]:
+        raise KvbenchError(f"vLLM's {_HANDLER} has no {' and no '.join(absent)}")
     return instance
 
 
@@ -338,8 +338,8 @@ def _load(code: EngineCode, file: str, names: Sequence[str]) -> Any:
     }
     with by_path(code.path(""), ("vllm.v1.kv_offload", "vllm.utils.math_utils"), stand_ins):
         module = import_module(file.removesuffix(".py").replace("/", "."))
-    if lost := [name for name in names if not hasattr(module, name)]:
-        raise KvbenchError(f"vllm {code.version}: {file} has no {' and no '.join(lost)}")
+    if absent := [name for name in names if not hasattr(module, name)]:
+        raise KvbenchError(f"vllm {code.version}: {file} has no {' and no '.join(absent)}")
     return module
 
 

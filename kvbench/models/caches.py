@@ -66,8 +66,8 @@ def kinds_of(
     kinds, kind_of = None, family_tables().kind_of
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
-        if others := [item for item in items or () if kind_of.get(str(item)) not in allowed]:
-            raise FieldError(name, f"{quoted(others[0])} {NO_KIND}")
+        if unknown := [item for item in items or () if kind_of.get(str(item)) not in allowed]:
+            raise FieldError(name, f"{quoted(unknown[0])} {NO_KIND}")
         kinds = kinds or (items and [kind_of[item] for item in items])
     return kinds
 
@@ -157,8 +157,8 @@ def _indexed(fields: Fields, layers: int, usual_period: int) -> list[bool]:
         ("index_topk_pattern", pattern, ("F", "S")),
         ("indexer_types", types, ("full", "shared")),
     ):
-        if others := [value for value in values or () if value not in allowed]:
-            raise FieldError(name, f"{quoted(others[0])} is not one of {', '.join(allowed)}")
+        if unknown := [value for value in values or () if value not in allowed]:
+            raise FieldError(name, f"{quoted(unknown[0])} is not one of {', '.join(allowed)}")
     if types or pattern:
         return [kind in ("full", "F") for kind in types or pattern or ()]
     if usual_period and period is None:
@@ -201,8 +201,8 @@ def gated_delta_state(fields: Fields) -> list[Cache]:
 
 def mamba2_state(fields: Fields, names: str) -> list[Cache]:
     """`names` are the fields of heads, head size, groups, states and kernel."""
-    heads_field, size_field, *others = names.split()
-    heads, (groups, state_size, kernel) = fields.needed(heads_field), map(fields.needed, others)
+    heads_field, size_field, *other_fields = names.split()
+    heads, (groups, state_size, kernel) = fields.needed(heads_field), map(fields.needed, other_fields)
     automatic = fields.get(size_field) in (None, "auto")
     size = _inner_size(fields) // heads if automatic else fields.needed(size_field)
     conv = (kernel - 1) * (heads * size + 2 * groups * state_size)

@@ -121,9 +121,9 @@ def _minimax_m3(fields: Fields) -> Layers:
 
 def _longcat(fields: Fields) -> Layers:
     """Layers of two attentions; `num_hidden_layers` counts either the layers or the attentions."""
-    layers, others = fields.needed("num_layers"), fields.whole("num_hidden_layers")
-    if others not in (None, layers, 2 * layers):
-        raise FieldError("num_hidden_layers", f"{others} is neither num_layers {layers} nor twice as many")
+    layers, hidden_layers = fields.needed("num_layers"), fields.whole("num_hidden_layers")
+    if hidden_layers not in (None, layers, 2 * layers):
+        raise FieldError("num_hidden_layers", f"{hidden_layers} is neither num_layers {layers} nor twice as many")
     return latent(fields, layers, attentions=2)
 
 
@@ -163,8 +163,8 @@ def _deepseek_v4(fields: Fields) -> Layers:
     row_bytes = size + (fields.whole("qk_rope_head_dim") or 64)
     rates: dict[str, int] = {"sliding_attention": 0, **_V4_RATES, **fields.read("compress_rates", dict[str, Count], {})}
     types = fields.items("layer_types", layers, at_least=True)
-    if others := [kind for kind in types or () if str(kind) not in rates]:
-        raise FieldError("layer_types", f"{quoted(others[0])} {NO_KIND}")
+    if unknown := [kind for kind in types or () if str(kind) not in rates]:
+        raise FieldError("layer_types", f"{quoted(unknown[0])} {NO_KIND}")
     ratios: list[int] = fields.read("compress_ratios", list[NoneOrMore], [rates[kind] for kind in types or ()])
     if len(ratios) < layers:
         raise fields.error("compress_ratios", f"{quoted(ratios)} is not a list of {layers} items, one for each layer")

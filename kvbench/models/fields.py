@@ -122,8 +122,8 @@ class Fields:
         read = {name: self.read(name, Count | None) for name in names}
         values = {name: value for name, value in read.items() if value is not None}
         if len(set(values.values())) > 1:
-            others = " and ".join(f"{name} {value}" for name, value in values.items())
-            raise self.error(names[0], f"{others} contradict each other")
+            listed = " and ".join(f"{name} {value}" for name, value in values.items())
+            raise self.error(names[0], f"{listed} contradict each other")
         return next(iter(values.values()), None)
 
     def needed(self, *names: str) -> int:

@@ -287,7 +287,7 @@ class Model:
             )
         if layout is KvLayout.VLLM:
             return _vllm_swaps(self, tp, tokens, block_tokens)
-        asked = {"tp": tp, "block_tokens": block_tokens, "chunk_tokens": chunk_tokens}
+        settings = {"tp": tp, "block_tokens": block_tokens, "chunk_tokens": chunk_tokens}
         lengths = [tokens]
         if layout is KvLayout.VLLM_CANONICAL:
             writers = tp // self.groups[0].sharing_ranks(tp)
@@ -295,7 +295,7 @@ class Model:
             if stored < tokens:
                 lengths.append(stored)
         return tuple(
-            model_swap(group, layout=layout, tokens=length, **asked) for length in lengths for group in self.groups
+            model_swap(group, layout=layout, tokens=length, **settings) for length in lengths for group in self.groups
         )
 
 

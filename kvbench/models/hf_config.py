@@ -214,8 +214,8 @@ def _numbers_known(fields: Fields, refused: str, *, plain: bool) -> str:
             texts[name] = "?"
     names = dict.fromkeys([refused, *(name for name, _ in fields.unread() if plain)])
     unknown = set().union(*map(changed_by, names)) if plain else {*NUMBERS}
-    asked = {*texts, *(NUMBERS if plain else changed_by(refused))}
-    texts |= {name: "?" for name in NUMBERS if name in unknown & asked}
+    named = {*texts, *(NUMBERS if plain else changed_by(refused))}
+    texts |= {name: "?" for name in NUMBERS if name in unknown & named}
     numbers = ",".join(f"{name}={text}" for name, text in texts.items())
     decide = f"{', '.join(names)} {'decide' if len(names) > 1 else 'decides'} the ?"
     return f"{numbers} ({short(decide, 200)})" if "?" in numbers else numbers

@@ -92,17 +92,17 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     by_name = {facts.name: facts for facts in backends}
     # Without a policy, auto duplicates another backend, so it runs only on request.
     on_request = {facts.name for facts in backends if facts.on_request} | ({AUTO} if spec.policy is None else set())
-    usual = tuple(name for name in by_name if name not in on_request)
-    usual_pool = default_pool_bytes(device.kind, free_for_a_pool(device, spec))
+    by_default = tuple(name for name in by_name if name not in on_request)
+    default_pool = default_pool_bytes(device.kind, free_for_a_pool(device, spec))
     groups = [_with_model_layers(group, spec) for group in spec.groups]
-    grids = [grid for group in groups for grid in _grids(group.get("backend", usual), group, device, by_name)]
+    grids = [grid for group in groups for grid in _grids(group.get("backend", by_default), group, device, by_name)]
     count = sum(math.prod(map(len, values.values())) for _, values in grids)
     if count > MAX_COMBINATIONS:
         raise UsageError(f"the sweep has {count} combinations; the maximum is {MAX_COMBINATIONS}: name fewer values")
-    asked = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, usual_pool))
+    requested = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, default_pool))
     filters = [Filter.parse(text) for text in spec.filters]
-    kept = [cell for cell in asked if all(condition.holds(cell) for condition in filters)]
-    reasons = {cell: why_not(cell, Context(device, by_name[cell.backend], spec)) for cell in kept}
+    selected = [cell for cell in requested if all(condition.holds(cell) for condition in filters)]
+    reasons = {cell: why_not(cell, Context(device, by_name[cell.backend], spec)) for cell in selected}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
     kinds, fitting = len(memories_of(cells)), usable_of_host(device, spec) // max(1, side_bytes)
@@ -110,12 +110,12 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     return Plan(
         cells=cells,
         skipped=tuple(PlannedSkip(cell, reason) for cell, reason in reasons.items() if reason is not None),
-        filtered=len(asked) - len(kept),
+        filtered=len(requested) - len(selected),
         side_bytes=side_bytes,
         host_pools=max(1, min(kinds, fitting)),
         plug_ins=plug_ins_of(backends),
         in_turn=spec.in_turn,
-        refusal="" if kept else refusal(filters, asked),
+        refusal="" if selected else refusal(filters, requested),
     )
 
 
@@ -185,12 +185,12 @@ def by_package(planned: Sequence[PlannedVisit], plug_ins: Mapping[str, str]) -> 
 
 def _with_model_layers(group: Group, spec: SweepSpec) -> Group:
     """The group with its model's number of layers where a sequence leaves it to the model."""
-    asked = group.get("sequence", ())
+    sequences = group.get("sequence", ())
     layers = next((swap.geometry.layers for swap in spec.models if swap.axes.items() <= group.items()), None)
-    if layers is None and (sequence := next((text for text in asked if text in LAYERS_OF_MODEL), None)):
+    if layers is None and (sequence := next((text for text in sequences if text in LAYERS_OF_MODEL), None)):
         raise UsageError(f"axis sequence={sequence}: requires a model; choose one with --model, or write {sequence}-L")
-    named = [f"{text}-{layers}" if text in LAYERS_OF_MODEL else text for text in asked]
-    return {**group, "sequence": tuple(dict.fromkeys(named))} if asked else group
+    named = [f"{text}-{layers}" if text in LAYERS_OF_MODEL else text for text in sequences]
+    return {**group, "sequence": tuple(dict.fromkeys(named))} if sequences else group
 
 
 def _grids(
@@ -207,12 +207,12 @@ def _values(axis: str, group: Group, device: DeviceFacts, backend: BackendFacts)
     """The values of one axis; if the backend does not support it: `unused`, then the values to skip."""
     if axis == "backend":
         return (backend.name,)
-    asked = tuple(map(AXES[axis].parse_one, group.get(axis, ())))
+    requested = tuple(map(AXES[axis].parse_one, group.get(axis, ())))
     if AXES[axis].depends_on_backend and axis not in backend.axes:
-        return asked if asked and AXES[axis].kept else (AXES[axis].unused, *asked[1:])
+        return requested if requested and AXES[axis].kept else (AXES[axis].unused, *requested[1:])
     if axis == "pool":
-        return asked or (None,)  # None: the default pool, or what the swap takes
-    wanted = asked or AXES[axis].default or (AXES[axis].unused,)
+        return requested or (None,)  # None: the default pool, or what the swap takes
+    wanted = requested or AXES[axis].default or (AXES[axis].unused,)
     if axis == "sms" and device.sm_count is not None:  # a missing number is left to the backend's rule
         return tuple(device.sm_count if value == ALL_SMS else value for value in wanted)
     return wanted

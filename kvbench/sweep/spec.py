@@ -201,15 +201,18 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         """
         spec = self
         for name, text in assignments.items():
-            asked, groups = axis_named(name).texts(text), spec.groups
-            of_groups = [_values_of(group, name) for group in groups]
-            if set(asked) <= set().union(*of_groups):
-                kept = [tuple(value for value in asked if not own or value in own) for own in of_groups]
-                groups = tuple({**group, name: values} for group, values in zip(groups, kept, strict=True) if values)
-                spec.with_axes({name: text})  # refuses an axis that the models set
-                spec = replace(spec, groups=_once(groups))
-            else:
-                spec = spec.with_axes({name: text})
+            # Also where values select: it refuses an axis that the models set.
+            replaced, values = spec.with_axes({name: text}), axis_named(name).texts(text)
+            values_of_groups = [_values_of(group, name) for group in spec.groups]
+            if not set(values) <= set().union(*values_of_groups):
+                spec = replaced
+                continue
+            groups = []
+            for group, values_of_group in zip(spec.groups, values_of_groups, strict=True):
+                # Without values on an axis, a group leaves them to its backends.
+                kept = tuple(value for value in values if not values_of_group or value in values_of_group)
+                groups += [{**group, name: kept}] if kept else []
+            spec = replace(spec, groups=_once(groups))
         return spec
 
     def with_models(self, swaps: Sequence[ModelSwap]) -> "SweepSpec":
@@ -224,8 +227,7 @@ class SweepSpec(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
         A cell has the size of the median swap; its visits are of the sizes in the trace.
         """
-        asked = {name: values for group in self.groups for name, values in group.items()}
-        if decided := next((name for name in asked if name in OF_TRACE), None):
+        if decided := next((name for group in self.groups for name in group if name in OF_TRACE), None):
             raise UsageError(f"-a {decided}: the trace sets it; leave it out")
         texts = {"block_size": str(trace.row_bytes), "pattern": str(trace.pattern), "sequence": TRACE, "reuse": "same"}
         groups = []
