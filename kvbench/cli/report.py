@@ -49,7 +49,7 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
         _check_read(unread)
         return
     from kvbench.report.build import make_folder, report_files, write_files
-    from kvbench.report.faults import warnings_of
+    from kvbench.report.whole_runs import warnings_of
 
     out = out or _default_out(runs)
     loaded, unread = _load(runs, progress)

@@ -251,7 +251,7 @@ class Remarks(NamedTuple):
 
 
 def remarks_on(runs: "Sequence[Run]") -> Remarks:
-    from kvbench.report.faults import HOST_COPIES, unsteady, worst_faults
+    from kvbench.report.whole_runs import HOST_COPIES, unsteady, worst_faults
 
     on_host = any(run.info.device.get("kind") == "cpu" for run in runs)
     labelled = {run.path.absolute().name: run for run in runs}

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from kvbench.analysis.compare import CONFIDENCE, by_chance
 from kvbench.ground.errors import UsageError, brief
 from kvbench.ground.text import short
 from kvbench.report import markdown
 from kvbench.report.model import Chapter, Code, DataTable, Once, Report, Section, Strong, Text, plain, short_of, spans
-from kvbench.report.tables import chance_note
+from kvbench.report.numbers import count, noun
 
 TITLE: Final = "KV-block swaps between host and GPU"
 LEFT_OUT: Final = "Not covered: requests, ROCm, XPU, disks, networks."
@@ -129,7 +130,17 @@ def _details(report: Report) -> Iterator[str]:
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{table_text(report.failed)}"
-    yield from map(_block, chance_note(report.comparisons))
+    yield from map(_block, _chance_note(report.comparisons))
+
+
+def _chance_note(comparisons: int) -> list[Text]:
+    """Say how many differences chance alone may show among comparisons of equal things, and what that leaves out."""
+    wrong = noun(by_chance(comparisons), "difference")
+    note = (
+        f"Of {count(comparisons)} comparisons of equal things in one run, chance alone shows at most {wrong} on average"
+    )
+    bound = f"{1 - CONFIDENCE:.0%}, the upper bound for independent visits; simulated, hardly any"
+    return [f"{note} ({bound}); noise of a method's own, as in a start, is not covered"] if comparisons > 1 else []
 
 
 def _chapter(chapter: Chapter, tables: Sequence[DataTable], folded: Sequence[DataTable] = ()) -> Iterator[str]:

@@ -24,7 +24,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.files import read_as, read_capped, shipped_folder
 from kvbench.ground.text import convert, located, printable_tree
 from kvbench.machine.doctor import Check, Status
-from kvbench.report.faults import faults_of
+from kvbench.report.whole_runs import faults_of
 from kvbench.results import Run
 from kvbench.results.between_runs import LARGE_FROM_BYTES, kind_of, spread_between
 from kvbench.results.schema import Disturbance, EffectivePath, Roof

@@ -3,11 +3,14 @@
 import math
 from typing import Final
 
+from kvbench.analysis.compare import Verdict
 from kvbench.analysis.margins import WIDE
 from kvbench.cells.units import size_text, two_digits
 
 TIMES: Final = "\N{MULTIPLICATION SIGN}"
 ABSENT: Final = "\N{EN DASH}"
+# What stands before a figure that is compared; a figure that differs has none.
+SIGNS: Final = {Verdict.SAME: "= ", Verdict.UNDECIDED: "? "}
 
 
 def count(number: float) -> str:

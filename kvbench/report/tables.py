@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from kvbench.analysis.compare import CONFIDENCE, MIN_PAIRS, Comparison, Verdict, Visits, by_chance, leaders
+from kvbench.analysis.compare import MIN_PAIRS, Comparison, Verdict, Visits, leaders
 from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
 from kvbench.ground.text import counted, range_text, short
-from kvbench.report.faults import HOST_COPIES, low_ceilings
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
-from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, figure, noun, with_interval
+from kvbench.report.numbers import ABSENT, SIGNS, TIMES, bytes_size, count, figure, noun, with_interval
 from kvbench.report.view import Pinned, View, is_measured
+from kvbench.report.whole_runs import HOST_COPIES, low_ceilings
 from kvbench.results.outcomes import BETWEEN, CHAIN_TIME, Outcome
 
 Clock = str | tuple[str, ...]
@@ -92,8 +92,7 @@ def chart_text(view: View, title: str, footer: str = "") -> ChartText:
     return ChartText(title, view.heading, clock_of(view, footer), HOST_COPIES if view.on_host else "")
 
 
-# What stands before a figure that is compared; a figure that differs has none.
-SIGNS: Final = {Verdict.SAME: "= ", Verdict.UNDECIDED: "? "}
+# What the signs before figures mean.
 SIGN_MEANINGS: Final = {Verdict.SAME: f"the same within {IN_TURN.fraction:.0%}", Verdict.UNDECIDED: "undecided"}
 # Names in tables that need explaining.
 _WORDS: Final = {
@@ -236,16 +235,6 @@ def few_visits_note(outcomes: Iterable[Outcome]) -> list[Text]:
     fewest = min(outcome.rounds for outcome in outcomes)
     note = f"Some cells have {noun(fewest, 'visit')} only: a comparison needs {MIN_PAIRS} of each cell"
     return [note] if fewest < MIN_PAIRS else []
-
-
-def chance_note(comparisons: int) -> list[Text]:
-    """Say how many differences chance alone may show among comparisons of equal things, and what that leaves out."""
-    wrong = noun(by_chance(comparisons), "difference")
-    note = (
-        f"Of {count(comparisons)} comparisons of equal things in one run, chance alone shows at most {wrong} on average"
-    )
-    bound = f"{1 - CONFIDENCE:.0%}, the upper bound for independent visits; simulated, hardly any"
-    return [f"{note} ({bound}); noise of a method's own, as in a start, is not covered"] if comparisons > 1 else []
 
 
 def label_of(outcomes: Sequence[Outcome]) -> str:

@@ -18,9 +18,9 @@ from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import AXES, SwapShape, axes_of
 from kvbench.cells.facts import FLOORS
 from kvbench.ground.text import short
-from kvbench.report.numbers import ABSENT, figure, noun
+from kvbench.report.numbers import ABSENT, figure
 from kvbench.results import Run
-from kvbench.results.outcomes import BETWEEN, Outcome, grouped
+from kvbench.results.outcomes import Outcome, grouped
 from kvbench.results.rundir import ceilings_of
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ _FRESH: Final = {"reuse": Reuse.FRESH.value, "pool": "16GiB"}
 _ORDINARY: Final = {
     side: LATER | _USUAL | _FRESH | {"order": order} for side, order in {"h2d": "any", "d2h": "stream"}.items()
 }
-_NUMBER: Final = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,50 +283,6 @@ def views_of(runs: Sequence[Run]) -> list[View]:
         label = next(label for label in labels if label not in taken)
         views.append(View(run, label, tuple(views), card=card))
     return views
-
-
-def spread_of_runs(views: Sequence[View]) -> list[float]:
-    """The longest time over the shortest of each cell that several sweeps of a machine measured; of a sweep of several
-    devices, the first counts.
-    """
-    times: dict[tuple[object, ...], dict[tuple[str, ...], float]] = {}
-    for view in views:
-        sweep = (view.run.info.created, *view.run.info.command)
-        for outcome in (outcome for outcome in view.measured if outcome.times()):
-            times.setdefault((view.machine, outcome.cell), {}).setdefault(sweep, outcome.us())
-    several = [[*by_sweep.values()] for by_sweep in times.values() if len(by_sweep) > 1]
-    return [max(times_us) / min(times_us) for times_us in several]
-
-
-# A median of fewer visits of a cell is one of them.
-_LEAST_VISITS: Final = 2
-
-
-def when_disturbed(outcomes: Iterable[Outcome], time: str) -> list[float]:
-    """How many times as long the disturbed visits take as the others, for each cell that has both."""
-    ratios = []
-    for outcome in outcomes:
-        times = outcome.times(time)
-        disturbed = [us for number, us in times.items() if number in outcome.disturbed]
-        quiet = [us for number, us in times.items() if number not in outcome.disturbed]
-        if min(len(disturbed), len(quiet)) >= _LEAST_VISITS:
-            ratios.append(median(disturbed) / median(quiet))
-    return ratios
-
-
-def cell_warnings(measured: Iterable[Outcome]) -> list[str]:
-    """The warnings of cells; those that differ in their numbers alone make one line, with the largest."""
-    texts: list[tuple[Outcome, str]] = []
-    for outcome in measured:
-        if outcome.warnings:
-            texts += [(outcome, text) for text in BETWEEN.join(outcome.warnings).split(BETWEEN)]
-    lines = []
-    for same_words in grouped(texts, lambda warning: _NUMBER.sub("", warning[1])).values():
-        cells, different = {outcome for outcome, _ in same_words}, {text for _, text in same_words}
-        worst = max(sorted(different), key=lambda text: [int(number) for number in _NUMBER.findall(text)])
-        at_worst = ", at worst" if len(different) > 1 else ""
-        lines.append((len(cells), f"{noun(len(cells), 'cell')}{at_worst}: {short(worst)}"))
-    return [line for _, line in sorted(lines, key=lambda line: -line[0])]
 
 
 def ceiling_in(views: Sequence[View], direction: Direction) -> float:

@@ -14,8 +14,8 @@ from kvbench.cells.cell import Cell
 from kvbench.ground.errors import UsageError
 from kvbench.models.geometry import ModelSwap, swaps_from_plain
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
-from kvbench.report.numbers import ABSENT, bytes_size, count, figure
-from kvbench.report.tables import INCLUDES, SIGNS, comma_separated, measured_table, method_of
+from kvbench.report.numbers import ABSENT, SIGNS, bytes_size, count, figure
+from kvbench.report.tables import INCLUDES, comma_separated, measured_table, method_of
 from kvbench.report.view import View
 from kvbench.results import Beside
 from kvbench.results.outcomes import Outcome, grouped

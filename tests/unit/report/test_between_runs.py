@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.analysis.compare import Verdict, compare_apart
 from kvbench.analysis.margins import BETWEEN_RUNS
-from kvbench.report.faults import CORRELATED, correlation_of_successive
+from kvbench.report.whole_runs import CORRELATED, correlation_of_successive
 from kvbench.results.between_runs import CardSpread, kind_of, spread_between
 from reports import spread
 

@@ -13,9 +13,8 @@ from kvbench.analysis.compare import Verdict
 from kvbench.report.build import report_files, report_of
 from kvbench.report.drawing import draw
 from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
-from kvbench.report.numbers import TIMES
+from kvbench.report.numbers import SIGNS, TIMES
 from kvbench.report.page import html_page
-from kvbench.report.tables import SIGNS
 from kvbench.results import Run
 from tests import synthetic
 from tests.reports import HOSTILE, hostile_run, made_run, page_of

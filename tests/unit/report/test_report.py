@@ -21,9 +21,9 @@ from kvbench.ground.errors import ExitCode, RunDirectoryError, UsageError
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of, write_files
 from kvbench.report.document import FOLD, asked_for, render_details, render_report, snippet, table_text
-from kvbench.report.faults import warnings_of
 from kvbench.report.model import Chapter, Report, plain
 from kvbench.report.numbers import TIMES
+from kvbench.report.whole_runs import warnings_of
 from kvbench.results import Record, Run, Visit, load_run
 from kvbench.results.schema import Disturbance
 from tests import synthetic
