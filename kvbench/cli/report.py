@@ -37,24 +37,23 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the files and the war
 
 def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
     """Write report.md, details.md, report.html, and charts as PNG and SVG. Needs no GPU and no torch."""
-    progress = _Progress()
-    if snippet is not None:
-        from kvbench.report.build import report_of  # here: --help must not wait for pandas and matplotlib
-        from kvbench.report.document import snippet as snippet_of
-
-        if out is not None or as_json:
-            raise UsageError("--snippet: prints one table; leave out --out and --json")
-        loaded, unread = _load(runs, progress)
-        typer.echo(snippet_of(report_of(loaded, unread), snippet), nl=False)
-        _check_read(unread)
-        return
-    from kvbench.report.build import make_folder, report_files, write_files
+    from kvbench.cli.options import print_lines
+    from kvbench.report.build import make_folder, report_files, report_of, write_files
+    from kvbench.report.document import snippet as snippet_of
+    from kvbench.report.health import health_of
     from kvbench.report.whole_runs import warnings_of
 
-    out = out or _default_out(runs)
+    if snippet is not None and (out is not None or as_json):
+        raise UsageError("--snippet: prints one table; leave out --out and --json")
+    progress = _Progress()
+    folder = out or (_default_out(runs) if snippet is None else None)
     loaded, unread = _load(runs, progress)
-    make_folder(out)  # a report takes minutes to draw
-    files = write_files(report_files(loaded, unread, progress), out)
+    if folder is None:
+        typer.echo(snippet_of(report_of(loaded, unread), snippet or ""), nl=False)
+        _check_read(unread)
+        return
+    make_folder(folder)  # a report takes minutes to draw
+    files = write_files(report_files(loaded, unread, progress), folder)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": [*warnings, *unread]}, indent=2))
@@ -63,17 +62,9 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
             typer.echo(f"warning: {text}", err=True)
         others = counted(len(files) - 2, "more file")
         typer.echo(f"report: {files[0]}, {files[1].name} and {others} in the same directory")
-        _print_health(loaded)
+        if len(loaded) == 1 and loaded[0].info.status == "complete" and loaded[0].info.device.get("kind") == "cuda":
+            print_lines([health_of(loaded[0]).sentence])
     _check_read(unread)
-
-
-def _print_health(runs: "list[Run]") -> None:
-    """Print whether the host of one finished run on a GPU is healthy, as its figures tell."""
-    from kvbench.cli.options import print_lines
-    from kvbench.report.health import health_of
-
-    if len(runs) == 1 and runs[0].info.status == "complete" and runs[0].info.device.get("kind") == "cuda":
-        print_lines([health_of(runs[0]).sentence])
 
 
 def print_asked(runs: list[Path], *, as_markdown: bool) -> None:

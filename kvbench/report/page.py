@@ -104,11 +104,12 @@ def _cells(view: View) -> Iterator[str]:
     """Yield a row of the look-up for every cell of a run; in HTML, rows and their cells need no end tags."""
     for outcome in view.outcomes:
         cell = outcome.cell
+        figures = _figures(view, outcome)
         shape = (name_of(outcome), cell.direction, cell.stream_state, count(cell.blocks), bytes_size(cell.block_bytes))
         # as `kvbench sweep -a` takes them
         axes = ((name, text) for name, text in cell.as_strings().items() if name not in _NAMED_AXES and text)
         others = " ".join(f"{name}={short(text, 80)}" for name, text in axes)
-        texts = (view.label, *shape, *_figures(view, outcome), others)
+        texts = (view.label, *shape, *figures, others)
         yield f"<tr>{''.join(f'<td>{escapeHtml(str(text))}' for text in texts)}"
 
 

@@ -18,10 +18,8 @@ from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import AXES, SwapShape, axes_of
 from kvbench.cells.facts import FLOORS
 from kvbench.ground.text import short
-from kvbench.report.numbers import ABSENT, figure
 from kvbench.results import Run
 from kvbench.results.outcomes import Outcome, grouped
-from kvbench.results.rundir import ceilings_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -283,13 +281,3 @@ def views_of(runs: Sequence[Run]) -> list[View]:
         label = next(label for label in labels if label not in taken)
         views.append(View(run, label, tuple(views), card=card))
     return views
-
-
-def ceiling_in(views: Sequence[View], direction: Direction) -> float:
-    """The ceiling of runs of one machine in GB/s, 0 if it was not measured."""
-    return ceilings_of(view.run for view in views).get(direction, 0.0)
-
-
-def ceilings_text(views: Sequence[View]) -> str:
-    rates = (ceiling_in(views, direction) for direction in Direction)
-    return " / ".join(figure(rate) if rate else ABSENT for rate in rates)

@@ -11,15 +11,17 @@ import numpy as np
 
 from kvbench.analysis.compare import MIN_PAIRS, Verdict, Visits, known_interval
 from kvbench.analysis.margins import WIDE
+from kvbench.cells.axes import Direction
 from kvbench.cells.facts import method_label, plug_ins_of
 from kvbench.cells.units import two_digits
 from kvbench.ground.text import short
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
-from kvbench.report.numbers import SIGNS, count, is_wide, noun
-from kvbench.report.view import View, ceilings_text
+from kvbench.report.numbers import ABSENT, SIGNS, count, figure, is_wide, noun
+from kvbench.report.view import View
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import BETWEEN, Outcome, Status
+from kvbench.results.rundir import ceilings_of
 from kvbench.tune.candidates import origin_of
 from kvbench.tune.text import origin_lines, trace_text
 
@@ -147,6 +149,16 @@ def run_table(views: Sequence[View]) -> DataTable:
     header = ("Run", "Question", "Date", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
     machines = dict.fromkeys(", ".join(view.machine) for view in views)
     return DataTable("", header, rows, caption="; ".join(machines), left=3)
+
+
+def ceiling_in(views: Sequence[View], direction: Direction) -> float:
+    """The ceiling of runs of one machine in GB/s, 0 if it was not measured."""
+    return ceilings_of(view.run for view in views).get(direction, 0.0)
+
+
+def ceilings_text(views: Sequence[View]) -> str:
+    rates = (ceiling_in(views, direction) for direction in Direction)
+    return " / ".join(figure(rate) if rate else ABSENT for rate in rates)
 
 
 def all_warnings(views: Sequence[View]) -> list[Text]:

@@ -2,12 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain
 from typing import Final
 
 from kvbench.analysis.compare import Comparison, Verdict, compare_visits
+from kvbench.analysis.curves import Cliff, find_cliff
 from kvbench.analysis.margins import CLIFF
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.facts import BATCHED, TRITON
@@ -15,14 +17,15 @@ from kvbench.cells.units import KIB, two_digits
 from kvbench.ground.text import a_stream, range_text
 from kvbench.report import tables
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, rows_with
-from kvbench.report.curves import MIN_SIZES, Curve, Series, curves_of
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
-from kvbench.report.view import View
+from kvbench.report.view import View, is_measured
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.results.schema import EffectivePath
 
+Series = tuple[str, Direction, str]  # backend, direction, stream state
 GBPS: Final = PlotAxis("GB/s")
+MIN_SIZES: Final = 4  # an edge needs a size or two on each side of it, which tell it from a slope
 _MOST_COUNTS: Final = 4  # as many as the pull request's table has; more lines of one colour are not told apart
 _LIGHTEST: Final = 0.65
 _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it prefers the copy engine
@@ -30,6 +33,52 @@ _MARKED: Final = {28.0 * KIB: "28 KiB: vLLM's threshold"}  # from which on it pr
 _PATH_TEXTS: Final = {EffectivePath.CPU_INLINE.value: "CPU copies"}
 _FLAT_BYTES: Final = range(4 * KIB, 24 * KIB + 1)  # of the pull request's flat part
 _MAIN: Final[Series] = (BATCHED, Direction.H2D, "idle")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The cells of one backend, direction and stream state at a number of blocks, ascending in their block sizes."""
+
+    series: Series
+    blocks: int
+    outcomes: Sequence[Outcome]
+
+    @property
+    def backend(self) -> str:
+        """The name of the backend, which says of a plug-in that it is one."""
+        return tables.name_of(self.outcomes[0])
+
+    @property
+    def sizes(self) -> list[int]:
+        return [outcome.cell.block_bytes for outcome in self.outcomes]
+
+    @cached_property
+    def cliff(self) -> Cliff | None:
+        """The largest jump beyond noise and beyond what the sizes bring by `CLIFF`."""
+        low, high = zip(*(outcome.interval_gbps for outcome in self.outcomes), strict=True)
+        cliff = find_cliff(self.sizes, [outcome.gbps for outcome in self.outcomes], low, high)
+        return cliff if cliff and cliff.excess >= 1 + CLIFF.fraction else None
+
+    def outcome_at(self, size: int) -> Outcome:
+        return self.outcomes[self.sizes.index(size)]
+
+    def path_at(self, size: int) -> str:
+        return tables.main_path(self.outcome_at(size))
+
+
+def curves_of(outcomes: Iterable[Outcome]) -> list[Curve]:
+    """The curves of at least `MIN_SIZES` sizes, by series and then number of blocks."""
+    groups = grouped(filter(is_measured, outcomes), lambda outcome: (_series(outcome), outcome.cell.blocks))
+    return [
+        Curve(series, blocks, sorted(points, key=lambda outcome: outcome.cell.block_bytes))
+        for (series, blocks), points in sorted(groups.items(), key=lambda group: group[0])
+        if len(points) >= MIN_SIZES
+    ]
+
+
+def _series(outcome: Outcome) -> Series:
+    cell = outcome.cell
+    return cell.backend, cell.direction, cell.stream_state.value
 
 
 def make(view: View) -> PartOrReason:

@@ -13,11 +13,12 @@ from kvbench.cells.installed import of_engine
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB, gigabytes_per_second
 from kvbench.ground.errors import UsageError
-from kvbench.report.curves import curves_of
 from kvbench.report.model import DataTable, Part, PartOrReason, Strong, Text
 from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, with_interval
+from kvbench.report.sections.cliff import curves_of
 from kvbench.report.tables import INCLUDES
-from kvbench.report.view import View, ceiling_in, ceilings_text, pin
+from kvbench.report.view import View, pin
+from kvbench.report.whole_runs import ceiling_in, ceilings_text
 from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
