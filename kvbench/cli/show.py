@@ -211,7 +211,7 @@ def advice_of(runs: "Sequence[Run]", question: "Question", may: Allowed, output:
     Raises UsageError where there is nothing to choose from.
     """
     from kvbench.tune.advice import advise
-    from kvbench.tune.candidates import driver_of
+    from kvbench.tune.origin import driver_of
 
     return advise(runs, question, partial(may.serves if output.policy else may.suits_all, driver_of(runs)))
 
@@ -260,8 +260,8 @@ def remarks_on(runs: "Sequence[Run]") -> Remarks:
 
 def print_answer(advice: "Advice", remarks: Remarks, output: Output) -> None:
     """Print an answer as JSON or text, and write its policy if a file is named; raises UsageError without one."""
+    from kvbench.tune.advice import record_of
     from kvbench.tune.table import page_of
-    from kvbench.tune.text import record_of
 
     if output.as_json:
         typer.echo(json.dumps({**remarks._asdict(), **record_of(advice, costs=output.open)}, indent=2))
@@ -338,7 +338,7 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
 
 def _record(runs: "Sequence[Run]", question: "Question") -> dict[str, Any]:
     """The answer of runs as JSON, or what the sections of a report found where there is nothing to choose from."""
-    from kvbench.tune.text import record_of
+    from kvbench.tune.advice import record_of
 
     remarks = remarks_on(runs)._asdict()
     try:

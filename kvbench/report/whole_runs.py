@@ -22,8 +22,7 @@ from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import BETWEEN, Outcome, Status
 from kvbench.results.rundir import ceilings_of
-from kvbench.tune.candidates import origin_of
-from kvbench.tune.text import origin_lines, trace_text
+from kvbench.tune.origin import origin_lines, origin_of, trace_text
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
 MOVED: Final = "other work probably disturbed the results"

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from statistics import mean
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from kvbench.cells.axes import Direction, Situation
 from kvbench.cells.cell import SwapKind
@@ -12,7 +15,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import MAX_LINE
 from kvbench.results import Run
 from kvbench.tune.answer import NOTHING_ALONE, Alone, answer_alone
-from kvbench.tune.candidates import Origin, origin_of, tried
+from kvbench.tune.origin import Origin, origin_of, tried, workload_text
 from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.rule import RulePart
 from kvbench.tune.situations import Answer, Evidence, Question, measured_beside, not_measured
@@ -114,3 +117,28 @@ def _beside(advice: Advice) -> Iterator[Table]:
             blocks=(_ANY_BLOCKS,),
             choices=tuple((str(choice),) for choice in choices.values()),
         )
+
+
+def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
+    """An answer as JSON-compatible data; with `costs` what the rule loses, which takes as long as all else."""
+    origin, alone, models = advice.origin, advice.alone, advice.models
+    info, losses = origin.runs[0], alone.losses if costs else {}
+    loss = {"mean": round(mean(losses.values()), 4), "worst": round(max(losses.values()), 4)} if losses else None
+    return {
+        "kvbench": info.kvbench,
+        "device": info.device.get("title"),
+        "driver": info.identity.get("driver_version"),
+        "created": info.created,
+        "link": info.link,
+        "ceiling_gbps": {direction.value: round(gbps, 3) for direction, gbps in origin.ceilings_gbps.items()},
+        "runs": [{"created": run.created, "command": run.command} for run in origin.runs],
+        "workload": {"words": workload_text(origin), **origin.workload},
+        "situations": [answer.to_plain() for answer in advice.answers],
+        "rule": alone.rule.to_plain(),
+        "loss": loss,
+        "gains": [gain.to_plain() for gain in alone.gains],
+        "merged_in_runs": {direction.value: length.to_plain() for direction, length in alone.merged_in_runs.items()},
+        "answers": [answer.to_plain(alone.rule, losses) for answer in alone.shapes],
+        "models": [load.to_plain() for load in models.loads],
+        "token_lines": msgspec.to_builtins(models.lines),
+    }

@@ -19,12 +19,12 @@ from kvbench.cells.units import KIB
 from kvbench.results import Run
 from kvbench.tune.candidates import (
     Measured,
-    driver_of,
     may_take_sms,
     settings_in,
     shapes_in_runs,
     shapes_of,
 )
+from kvbench.tune.origin import driver_of
 from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.

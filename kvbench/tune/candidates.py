@@ -1,7 +1,5 @@
 """What there is to choose from: the methods that runs measured for swaps of each shape, with the times of visits."""
 
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,15 +7,15 @@ from itertools import chain
 from pathlib import Path
 from statistics import median, median_low
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval
-from kvbench.cells.axes import Direction, ListPlace, Priority, Reuse, StreamState
-from kvbench.cells.blocks import TRACE, is_alone
-from kvbench.cells.cell import EQUAL, Cell, SwapShape
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.blocks import TRACE
+from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.facts import (
     BATCH_MAY_USE_SMS_FROM,
     BATCHED,
@@ -31,28 +29,18 @@ from kvbench.cells.facts import (
     plug_ins_of,
 )
 from kvbench.cells.installed import engines
-from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
-from kvbench.cells.policy import WORKLOAD_AXES, Choice
+from kvbench.cells.pattern import SHUFFLED
+from kvbench.cells.policy import Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import MAX_LINE, a_stream, printable
-from kvbench.results import Run, RunInfo, Visit
+from kvbench.ground.text import a_stream, printable
+from kvbench.results import Run, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
-from kvbench.results.rundir import ceilings_of
+from kvbench.tune.origin import machine_of, one_workload, tried, usual_text, workload_axes
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
-# Cells with a smaller share than this do not define the workload of a run.
-_FEW: Final = 1 / 3
-_USUAL: Final = {
-    "pause": "0",
-    "reuse": Reuse.FRESH.value,
-    "pattern": str(SHUFFLED),
-    "host_pattern": str(AS_PATTERN),
-    "device_pattern": str(AS_PATTERN),
-    "sizes": EQUAL,
-}
 # A search visits what it chose afresh in rounds from this one on; a sweep has fewer.
 FRESH_FROM: Final = 1000
 # The rounds of several runs are apart by this much, so that only visits of one run are pairs.
@@ -158,7 +146,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
     """
     card, _ = machine_of(runs)
     wanted = {axis: value for axis, value in only.items() if value is not None}
-    cells = [cell for cell in tried(runs) if all(_text(cell, axis) == value for axis, value in wanted.items())]
+    cells = [cell for cell in tried(runs) if all(usual_text(cell, axis) == value for axis, value in wanted.items())]
     kept = set(one_workload(cells))
     arms: dict[SwapShape, dict[Choice, dict[int, float]]] = {}
     caller_us: dict[SwapShape, dict[Choice, list[float]]] = {}
@@ -346,89 +334,3 @@ def settings_in(runs: Sequence[Run]) -> dict[str, int]:
     backends = chain.from_iterable(run.info.backends for run in runs)
     settings = chain.from_iterable(backend.settings for backend in backends)
     return {setting.name: setting.default for setting in settings}
-
-
-def driver_of(runs: Sequence[Run]) -> int:
-    """The newest CUDA version that the driver of some runs supports (13010: 13.1), 0 where it is not known."""
-    match = re.fullmatch(r"(\d{1,3})\.(\d)", str(runs[0].info.identity.get("cuda_driver_api")))
-    return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
-
-
-def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
-    """The one device and driver of `runs`; raises UsageError where they are of several."""
-    pairs = [(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs]
-    machines = {(str(title or "")[:MAX_LINE], str(driver or "")[:MAX_LINE]) for title, driver in pairs}
-    if len(machines) > 1:
-        names = sorted(f"{title or 'an unnamed device'} with driver {driver or 'none'}" for title, driver in machines)
-        raise UsageError(f"runs must be of one device and driver; these are of {'; '.join(names)}")
-    return machines.pop()
-
-
-class Origin(NamedTuple):
-    """The `machine` (its device and driver) of an answer, the runs that it rests on, and what most of their swaps have
-    in common: the `workload` as values of axes, and the `trace` that all of them replay, empty without one.
-    """
-
-    machine: tuple[str, str]
-    runs: Sequence[RunInfo]
-    directions: Sequence[Direction]
-    ceilings_gbps: Mapping[Direction, float]
-    workload: Mapping[str, str]
-    trace: Mapping[str, Any]
-
-    @property
-    def on_host(self) -> bool:
-        """Whether the runs are of the device cpu."""
-        return self.runs[0].device.get("kind") == "cpu"
-
-
-def origin_of(runs: Sequence[Run]) -> Origin:
-    """Raises UsageError for runs of several machines."""
-    cells = {cell for run in runs for cell in run.outcomes}
-    directions = [direction for direction in Direction if any(cell.direction is direction for cell in cells)]
-    trace = runs[0].trace if all(run.trace for run in runs) else {}
-    infos = [run.info for run in runs]
-    return Origin(machine_of(runs), infos, directions, ceilings_of(runs), workload_axes(runs), trace)
-
-
-def tried(runs: Sequence[Run]) -> list[Cell]:
-    """The cells that a choice can go by, measured or failed: single swaps on a usual stream, nothing beside them."""
-    outcomes = chain.from_iterable(run.outcomes.items() for run in runs)
-    alone = [cell for cell, outcome in outcomes if outcome.status != "skipped" and is_alone(cell)]
-    return [cell for cell in alone if cell.priority is Priority.NONE]
-
-
-def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
-    """The pool, the reuse and the patterns of most of the swaps that a policy is based on."""
-    # Swaps of a trace are not alone: all of their cells are of one workload.
-    cells = one_workload(tried(runs)) or [*chain.from_iterable(run.outcomes for run in runs)]
-    return {axis: Counter(_text(cell, axis) for cell in cells).most_common(1)[0][0] for axis in WORKLOAD_AXES}
-
-
-def one_workload(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells of one workload: lists on the host, memory allocated by the driver; no pause before pauses,
-    fresh blocks before reused ones, shuffled blocks before other patterns, one pattern for both sides and blocks of one
-    size, unless there are few; the pool of most cells.
-    """
-    listed_on_host = (cell for cell in cells if cell.list_place is ListPlace.HOST)
-    kept = [cell for cell in listed_on_host if cell.text("memory") in (None, "allocated")]
-    for axis, usual in _USUAL.items():
-        values = {cell: _text(cell, axis) for cell in kept}
-        ranked = Counter(values[cell] for cell in kept).most_common()
-        counts = dict(ranked)
-        if counts.get(usual, 0) >= min(_FEW * len(kept), ranked[0][1] if ranked else 0):
-            kept = [cell for cell in kept if values[cell] == usual]
-        else:  # the shapes of models have layouts of their own
-            rarity = {value: rank for rank, (value, _) in enumerate(ranked)}
-            least: dict[tuple[int, int], int] = {}
-            for cell in kept:
-                size = cell.blocks, cell.block_bytes
-                least[size] = min(least.get(size, len(ranked)), rarity[values[cell]])
-            kept = [cell for cell in kept if rarity[values[cell]] == least[cell.blocks, cell.block_bytes]]
-    pools = Counter(cell.pool_bytes for cell in kept)
-    pool_bytes = max((pool for pool, count in pools.items() if count == max(pools.values())), default=0)
-    return [cell for cell in kept if cell.pool_bytes == pool_bytes]
-
-
-def _text(cell: Cell, axis: str) -> str:
-    return str(cell.text(axis) or _USUAL.get(axis, ""))

@@ -18,10 +18,10 @@ from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
 from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import taken
-from kvbench.tune.candidates import Measured, origin_of
+from kvbench.tune.candidates import Measured
+from kvbench.tune.origin import machine_text, origin_of, workload_text
 from kvbench.tune.rule import fastest
 from kvbench.tune.situations import Arm, measured_beside
-from kvbench.tune.text import machine_text, workload_text
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured

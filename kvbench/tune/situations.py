@@ -23,7 +23,8 @@ from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
 from kvbench.results.outcomes import Cost, grouped, over_starts, slowdown_of
-from kvbench.tune.candidates import RUN_STEP, Measured, Origin, choice_of, preference
+from kvbench.tune.candidates import RUN_STEP, Measured, choice_of, preference
+from kvbench.tune.origin import Origin
 from kvbench.tune.rule import Rule, RulePart, nearest_shape
 
 # Without --need, swaps in the background must move this share of the rate of large copies.

@@ -13,9 +13,10 @@ from kvbench.ground.text import range_text
 from kvbench.models.steps import BATCH
 from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import Advice
+from kvbench.tune.origin import origin_lines
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
 from kvbench.tune.situations import GENTLE, Answer, InLayout, Method
-from kvbench.tune.text import Grid, answer_lines, methods_text, origin_lines, shapes_page, three_digits, use_text
+from kvbench.tune.text import Grid, answer_lines, methods_text, shapes_page, three_digits, use_text
 
 # What else there is beside steps.
 OTHERS: Final = (

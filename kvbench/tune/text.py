@@ -1,31 +1,25 @@
-"""The words of what an answer rests on and of swaps alone, and an answer as JSON."""
+"""The words of an answer for swaps alone."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, zip_longest
 from statistics import mean, median
-from typing import Any, Final, NamedTuple
-
-import msgspec
+from typing import Final, NamedTuple
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import KNEE, TIED
-from kvbench.cells.axes import Direction, Reuse, StreamState
-from kvbench.cells.cell import EQUAL, SwapKind
+from kvbench.cells.axes import Direction, StreamState
+from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, COPIER, sms_text
 from kvbench.cells.installed import Engine, engines
-from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import Choice
-from kvbench.cells.units import parse_size, size_text, two_digits
-from kvbench.ground.text import counted, printable, range_text, short
-from kvbench.models.presets import ModelChoice, presets
-from kvbench.results import RunInfo
+from kvbench.cells.units import size_text, two_digits
+from kvbench.ground.text import counted, range_text
 from kvbench.results.outcomes import grouped
-from kvbench.sweep.spec import SIDES
 from kvbench.tune.advice import Advice
 from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, shipped_choice, typical_shapes
-from kvbench.tune.candidates import Measured, Origin
+from kvbench.tune.candidates import Measured
 from kvbench.tune.rule import Rule, RulePart
 
 _SHAPES: Final = (
@@ -190,56 +184,6 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
     return [*lines, *_in_runs(alone.merged_in_runs)]
 
 
-def origin_lines(origin: Origin) -> list[str]:
-    """The machine, its link, the rates of large copies, and the kind of swaps that were measured."""
-    ceilings = [f"{gbps:.1f} GB/s {direction}" for direction, gbps in origin.ceilings_gbps.items()]
-    ceiling = f"Ceiling {', '.join(ceilings)}; " if ceilings else ""
-    return [", ".join(filter(None, (machine_text(origin), origin.runs[0].link))), ceiling + workload_text(origin)]
-
-
-def machine_text(origin: Origin) -> str:
-    """The machine of these runs, and the dates of the first and the last."""
-    host = "; all figures are copies between two host buffers, without a GPU" if origin.on_host else ""
-    info = origin.runs[0]
-    driver = info.identity.get("driver_version")
-    named = [info.device.get("title"), driver and f"driver {driver}", dates_text(origin.runs)]
-    return ", ".join(short(printable(part), 80) for part in named if part) + host
-
-
-def dates_text(runs: Sequence[RunInfo]) -> str:
-    """When the first and the last run began: "2026-11-26 to 11-27"."""
-    first, last = (end(run.created[:10] for run in runs) for end in (min, max))
-    return first if first == last else f"{first} to {last.removeprefix(first[:5])}"
-
-
-def workload_text(origin: Origin) -> str:
-    """The blocks that most of the swaps behind answers move, and their caller; "hot" means the same adjacent blocks
-    every time.
-
-    Blocks are shuffled unless a layout is named.
-    """
-    if origin.trace:
-        sides = {title.split()[0].lower(): origin.trace.get(direction) for direction, title in SIDES.items()}
-        swaps = " and ".join(f"{side.get('total')} {name}" for name, side in sides.items() if isinstance(side, dict))
-        return printable(f"the swaps of {trace_text(origin.trace)}: {swaps}")
-    axes = origin.workload
-    pool, reuse = axes["pool"], axes["reuse"]
-    from_pool = "from a dense pool" if pool == "dense" else f"from {size_text(parse_size(pool))}"
-    layout = "" if axes["pattern"] == str(SHUFFLED) else f" in the layout {axes['pattern']}"
-    layout += "".join(
-        f", {axes[name]} {side}"
-        for name, side in (("host_pattern", "on the host"), ("device_pattern", "on the GPU"), ("sizes", "in size"))
-        if axes[name] not in (AS_PATTERN.kind, EQUAL)
-    )
-    blocks = f"the same blocks{layout} in every swap, {from_pool}"
-    if reuse == Reuse.FRESH.value:
-        blocks = f"fresh blocks{layout} {from_pool}"
-    elif pool == "dense":
-        blocks = f"hot, {blocks}"
-    pause = axes["pause"]
-    return f"{blocks}, {'tight C++ loop' if pause == '0' else f'after {pause} of other work each'}"
-
-
 def _undecided(alone: Alone, listing: str) -> str:
     """Say where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
     rule, answers = alone.rule, alone.shapes
@@ -321,43 +265,3 @@ def _shape_row(answer: ShapeAnswer) -> list[str]:
     ends_us = "-" if interval is None else f"{interval[0]:.1f} to {interval[1]:.1f}"
     others = methods_text(answer.others) or "-"
     return [*swap, choice.label, f"{measured.us_of(choice):.1f}", ends_us, *rates, others]
-
-
-def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
-    """An answer as JSON-compatible data; with `costs` what the rule loses, which takes as long as all else."""
-    origin, alone, models = advice.origin, advice.alone, advice.models
-    info, losses = origin.runs[0], alone.losses if costs else {}
-    loss = {"mean": round(mean(losses.values()), 4), "worst": round(max(losses.values()), 4)} if losses else None
-    return {
-        "kvbench": info.kvbench,
-        "device": info.device.get("title"),
-        "driver": info.identity.get("driver_version"),
-        "created": info.created,
-        "link": info.link,
-        "ceiling_gbps": {direction.value: round(gbps, 3) for direction, gbps in origin.ceilings_gbps.items()},
-        "runs": [{"created": run.created, "command": run.command} for run in origin.runs],
-        "workload": {"words": workload_text(origin), **origin.workload},
-        "situations": [answer.to_plain() for answer in advice.answers],
-        "rule": alone.rule.to_plain(),
-        "loss": loss,
-        "gains": [gain.to_plain() for gain in alone.gains],
-        "merged_in_runs": {direction.value: length.to_plain() for direction, length in alone.merged_in_runs.items()},
-        "answers": [answer.to_plain(alone.rule, losses) for answer in alone.shapes],
-        "models": [load.to_plain() for load in models.loads],
-        "token_lines": msgspec.to_builtins(models.lines),
-    }
-
-
-def trace_text(trace: Mapping[str, Any]) -> str:
-    """The origin of the trace of a run, or, in a run that does not know it, the size of its blocks."""
-    if origin := str(trace.get("origin") or ""):
-        return short(origin)
-    if not trace.get("descriptors"):
-        return "a trace"
-    pieces = int(trace["descriptors"])
-    row_bytes = int(trace["block_bytes"]) // pieces
-    for name in presets():
-        swaps = ModelChoice((name,), tokens=16, block_tokens=16).swaps()
-        if [(swap.blocks, swap.block_bytes) for swap in swaps] == [(pieces, row_bytes)]:
-            return f"a trace with blocks like {name}"
-    return f"a trace with blocks of {pieces} x {size_text(row_bytes)}"

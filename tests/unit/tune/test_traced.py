@@ -14,8 +14,8 @@ from kvbench.cells.cell import Cell
 from kvbench.ground.errors import UsageError
 from kvbench.results import Run
 from kvbench.tune.answer import answers_of
-from kvbench.tune.candidates import PARTS, origin_of, parts_of, shapes_of, swaps_of_trace
-from kvbench.tune.text import workload_text
+from kvbench.tune.candidates import PARTS, parts_of, shapes_of, swaps_of_trace
+from kvbench.tune.origin import origin_of, workload_text
 from tests import synthetic
 from tests.answers import advice_of, summary
 
