@@ -152,15 +152,17 @@ def print_rows(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> Non
 def print_page(page: "Iterable[str | Grid]") -> None:
     """Print lines and tables, those tables as lines that have no room and can be written so."""
     for block in page:
-        if isinstance(block, str):
-            print_lines([block])
-            continue
-        columns = zip(block.header, *block.rows, strict=True)
-        width = sum(max(map(len, column)) + len(_BETWEEN) for column in columns)
-        if block.narrow is not None and (room() or width) < width:
-            print_lines(block.narrow)
-        else:
+        if not isinstance(block, str) and _has_room(block):
             print_rows(block.rows, block.header)
+        else:
+            print_lines([block] if isinstance(block, str) else block.narrow or ())
+
+
+def _has_room(table: "Grid") -> bool:
+    """Whether a table fits, or cannot be written as lines."""
+    columns = zip(table.header, *table.rows, strict=True)
+    width = sum(max(map(len, column)) + len(_BETWEEN) for column in columns)
+    return table.narrow is None or (room() or width) >= width
 
 
 def print_table(table: "DataTable") -> None:

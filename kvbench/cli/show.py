@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kvbench.results import Run
     from kvbench.tune.advice import Advice
     from kvbench.tune.situations import Question
-    from kvbench.tune.text import Grid
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -189,10 +188,12 @@ def show(
     loaded = load_all(runs)
     _check_backends(loaded, may)
     output = Output(policy, table, open_, force, as_json)
-    if (may, swaps, output) == (Allowed(), (), Output(as_json=as_json)):
-        _show_runs(loaded, question, output)
+    is_plain = (may, swaps, output) == (Allowed(), (), Output(as_json=as_json))
+    machines = {(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in loaded}
+    if is_plain and len(machines) > 1:
+        _show_machines(loaded, question, output)
     elif as_json or not _print_gathers(loaded, swaps):
-        print_answer(advice_of(loaded, question, may, output), remarks_on(loaded), output)
+        show_answer(loaded, question, may, output, or_findings=is_plain)
 
 
 class Output(NamedTuple):
@@ -205,36 +206,6 @@ class Output(NamedTuple):
     as_json: bool = False
 
 
-def advice_of(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output) -> "Advice":
-    """The answer of runs by what may be used, and in a policy by what `auto` can run.
-
-    Raises UsageError where there is nothing to choose from.
-    """
-    from kvbench.tune.advice import advise
-    from kvbench.tune.origin import driver_of
-
-    return advise(runs, question, partial(may.serves if output.policy else may.suits_all, driver_of(runs)))
-
-
-def _show_runs(runs: "Sequence[Run]", question: "Question", output: Output) -> None:
-    """Print the answer of runs, side by side those of several machines; where no row has a method, the findings of the
-    report too.
-    """
-    if len({(run.info.device.get("title"), run.info.identity.get("driver_version")) for run in runs}) > 1:
-        _show_machines(runs, question, output)
-    elif output.as_json:
-        typer.echo(json.dumps(_record(runs, question), indent=2))
-    else:
-        try:
-            advice = advice_of(runs, question, Allowed(), output)
-        except UsageError as none:
-            _print_text([f"No choice: {none}", *_findings(runs)], remarks_on(runs))
-            return
-        print_answer(advice, remarks_on(runs), output)
-        if not any(answer.use for answer in advice.answers):
-            print_page(_findings(runs, headline=False))
-
-
 def load_all(paths: Sequence[Path]) -> "list[Run]":
     """Read runs; a folder of runs stands for these."""
     from kvbench.results import load_run
@@ -243,37 +214,65 @@ def load_all(paths: Sequence[Path]) -> "list[Run]":
     return [load_run(folder) for path in paths for folder in runs_below(path)]
 
 
-class Remarks(NamedTuple):
-    """What stands around an answer: that no GPU was involved, and the faults of whole runs."""
+def show_answer(
+    runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output, *, or_findings: bool = False
+) -> None:
+    """Print the answer of runs as JSON or text, and write its policy if a file is named.
 
-    host_note: str
-    warnings: Sequence[str]
-
-
-def remarks_on(runs: "Sequence[Run]") -> Remarks:
-    from kvbench.report.whole_runs import HOST_COPIES, unsteady, worst_faults
-
-    on_host = any(run.info.device.get("kind") == "cpu" for run in runs)
-    labelled = {run.path.absolute().name: run for run in runs}
-    return Remarks(HOST_COPIES if on_host else "", [*filter(None, [unsteady(labelled)]), *worst_faults(labelled)])
-
-
-def print_answer(advice: "Advice", remarks: Remarks, output: Output) -> None:
-    """Print an answer as JSON or text, and write its policy if a file is named; raises UsageError without one."""
-    from kvbench.tune.advice import record_of
+    Raises UsageError where there is nothing to choose from or to write. With `or_findings` the findings of the report
+    stand for a choice that is missing, and behind an answer without a method.
+    """
+    from kvbench.report.whole_runs import remarks_on
     from kvbench.tune.table import page_of
 
+    advice, why, findings = _answer(runs, question, may, output, or_findings=or_findings)
     if output.as_json:
-        typer.echo(json.dumps({**remarks._asdict(), **record_of(advice, costs=output.open)}, indent=2))
+        typer.echo(json.dumps(_record(runs, advice, findings, costs=output.open), indent=2))
     else:
-        _print_text(page_of(advice, table=output.table, open_=output.open), remarks)
-    if output.policy is not None:
+        host_note, faults = remarks_on(runs)
+        notes, warnings = filter(None, [host_note]), (f"Warning: {fault}" for fault in faults)
+        if advice is None:
+            print_page([*notes, f"No choice: {why}", *findings, *warnings])
+        else:
+            print_page([*notes, *page_of(advice, table=output.table, open_=output.open), *warnings, *findings])
+    if advice is not None and output.policy is not None:
         _write_policy(output.policy, advice, force=output.force)
 
 
-def _print_text(page: "Iterable[str | Grid]", remarks: Remarks) -> None:
-    warnings = (f"Warning: {fault}" for fault in remarks.warnings)
-    print_page([*filter(None, [remarks.host_note]), *page, *warnings])
+def _answer(
+    runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output, *, or_findings: bool
+) -> "tuple[Advice | None, str, list[str]]":
+    """The answer of runs by what may be used, and in a policy by what `auto` can run; or why there is none; and the
+    findings of the report, as far as they are to be shown.
+    """
+    from kvbench.tune.advice import advise
+    from kvbench.tune.origin import driver_of
+
+    advice: Advice | None
+    why = ""
+    try:
+        advice = advise(runs, question, partial(may.serves if output.policy else may.suits_all, driver_of(runs)))
+    except UsageError as none:
+        if not or_findings:
+            raise
+        advice, why = None, str(none)
+    findings: list[str] = []
+    if or_findings and (advice is None or not (output.as_json or any(answer.use for answer in advice.answers))):
+        from kvbench.report.build import plain_findings  # the sections take as long to import as pandas
+
+        findings = plain_findings(runs, headline=advice is None)
+    return advice, why, findings
+
+
+def _record(
+    runs: "Sequence[Run]", advice: "Advice | None", findings: Sequence[str], *, costs: bool = False
+) -> dict[str, Any]:
+    """An answer as JSON, or the findings in its place, with what a reader must know of the runs."""
+    from kvbench.report.whole_runs import remarks_on
+    from kvbench.tune.advice import record_of
+
+    found = {"findings": findings} if advice is None else record_of(advice, costs=costs)
+    return {**remarks_on(runs)._asdict(), **found}
 
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
@@ -327,29 +326,13 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     assert table is not None
     header, *rows = ([*map(plain, row)] for row in (table.header, *table.rows))
     notes = [plain(note) for note in (*table.notes, table.caption) if note]
-    if output.as_json:
-        by_card = grouped(views, lambda view: view.card)
-        machines = {card: _record([view.run for view in of_card], question) for card, of_card in by_card.items()}
-        texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
-        typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))
+    if not output.as_json:
+        print_page([Grid(header, rows), *notes])
         return
-    print_page([Grid(header, rows), *notes])
-
-
-def _record(runs: "Sequence[Run]", question: "Question") -> dict[str, Any]:
-    """The answer of runs as JSON, or what the sections of a report found where there is nothing to choose from."""
-    from kvbench.tune.advice import record_of
-
-    remarks = remarks_on(runs)._asdict()
-    try:
-        return {**remarks, **record_of(advice_of(runs, question, Allowed(), Output()))}
-    except UsageError:
-        return {**remarks, "findings": _findings(runs)}
-
-
-def _findings(runs: "Sequence[Run]", *, headline: bool = True) -> list[str]:
-    from kvbench.report.build import report_of  # the sections take as long to import as pandas
-    from kvbench.report.model import plain
-
-    report = report_of(runs)
-    return [*map(plain, [*(report.headline if headline else ()), *report.findings])]
+    machines = {}
+    for card, of_card in grouped(views, lambda view: view.card).items():
+        card_runs = [view.run for view in of_card]
+        advice, _, findings = _answer(card_runs, question, Allowed(), output, or_findings=True)
+        machines[card] = _record(card_runs, advice, findings)
+    texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
+    typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))

@@ -20,11 +20,9 @@ from kvbench.cli.show import (
     Output,
     PolicyFile,
     Prefill,
-    advice_of,
     load_all,
     prefill_of,
-    print_answer,
-    remarks_on,
+    show_answer,
 )
 from kvbench.cli.sweep import Axis, WhereOptions, default_folder, end_on_signals
 from kvbench.ground.errors import ExitCode, UsageError, brief
@@ -67,7 +65,7 @@ def tune(
     searching = search_among(partial(may.serves if policy else may.keeps, driver_version()), spec)
     runs, code = _measured(spec, out, searching, quiet=as_json)
     output = Output(policy, force=force, as_json=as_json)
-    print_answer(advice_of(runs, Asked().question(models.swaps(), prefill), may, output), remarks_on(runs), output)
+    show_answer(runs, Asked().question(models.swaps(), prefill), may, output)
     if code:
         raise typer.Exit(code)
 

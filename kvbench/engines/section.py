@@ -22,8 +22,8 @@ from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_inter
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View
 from kvbench.tune.answer import shipped_choice
-from kvbench.tune.candidates import Measured, settings_in, shapes_of
-from kvbench.tune.origin import workload_axes
+from kvbench.tune.candidates import Measured, shapes_of
+from kvbench.tune.origin import settings_in, workload_axes
 
 _PUBLISHED: Final = SwapShape(Direction.H2D, StreamState.IDLE, 10_000, 4 * KIB)
 _INCLUDES: Final = (

@@ -133,6 +133,12 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
     )
 
 
+def plain_findings(runs: Sequence[Run], *, headline: bool = True) -> list[str]:
+    """What the sections of a report found, as plain text; with `headline` behind what the runs measured."""
+    report = report_of(runs)
+    return [*map(model.plain, [*(report.headline if headline else ()), *report.findings])]
+
+
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
     """The chapter of the run with most to say in a section, or why no run fills it."""
 

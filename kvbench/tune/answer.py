@@ -14,17 +14,17 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.installed import Engine, engines
+from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.results import Run
 from kvbench.tune.candidates import (
     Measured,
     may_take_sms,
-    settings_in,
     shapes_in_runs,
     shapes_of,
 )
-from kvbench.tune.origin import driver_of
+from kvbench.tune.origin import driver_of, settings_in, workload_axes
 from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
@@ -251,10 +251,10 @@ NOTHING_ALONE: Final = Alone(Rule({}))
 
 def answer_alone(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> Alone:
     """Answer for swaps alone by the methods that `keep` accepts; raises UsageError where there is no choice."""
-    shapes, settings, driver = shapes_of(runs, keep), settings_in(runs), driver_of(runs)
-    in_runs, with_sms = shapes_in_runs(runs), may_take_sms(Choice(MERGED), driver)
-    rule = rule_of(shapes)
+    rule, settings, driver = rule_of(shapes_of(runs, keep)), settings_in(runs), driver_of(runs)
+    of_shuffled = not all(run.trace for run in runs) and workload_axes(runs)["pattern"] == str(SHUFFLED)
+    in_runs = shapes_in_runs(runs) if of_shuffled else {}
     choices = {part.choice for parts in rule.parts.values() for part in parts}
     names = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
-    gains, merged = gains_of(rule, settings), _merged_in_runs(rule, in_runs, with_sms=with_sms)
-    return Alone(rule, answers_of(rule.shapes), settings, gains, merged, names)
+    merged = _merged_in_runs(rule, in_runs, with_sms=may_take_sms(Choice(MERGED), driver))
+    return Alone(rule, answers_of(rule.shapes), settings, gains_of(rule, settings), merged, names)

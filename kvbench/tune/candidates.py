@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from statistics import median, median_low
 from types import MappingProxyType
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import Cell, SwapShape
+from kvbench.cells.cell import SwapShape
 from kvbench.cells.facts import (
     BATCH_MAY_USE_SMS_FROM,
     BATCHED,
@@ -29,7 +28,6 @@ from kvbench.cells.facts import (
     plug_ins_of,
 )
 from kvbench.cells.installed import engines
-from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.ground.errors import UsageError
@@ -37,7 +35,7 @@ from kvbench.ground.text import a_stream, printable
 from kvbench.results import Run, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
-from kvbench.tune.origin import machine_of, one_workload, tried, usual_text, workload_axes
+from kvbench.tune.origin import machine_of, one_workload, tried, usual_text
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
@@ -155,7 +153,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         for cell, outcome in run.outcomes.items():
             times_us = outcome.times() if cell in kept and cell.backend not in NO_CHOICES - {COPIER} else {}
             if times_us:
-                choice, shape = choice_of(cell, plug_ins), SwapShape.of_cell(cell)
+                choice, shape = Choice.of_cell(cell, plug_ins), SwapShape.of_cell(cell)
                 visits = arms.setdefault(shape, {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times_us.items()}
                 caller_us.setdefault(shape, {}).setdefault(choice, []).append(outcome.us("caller_us"))
@@ -171,22 +169,15 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
 
 
 def shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:
-    """The measurements of blocks in contiguous runs by the length of these, the shortest first, where most swaps
-    are of shuffled blocks; none of a length with too few backends.
+    """The measurements of blocks in contiguous runs by the length of these, the shortest first; none of a length with
+    too few backends.
     """
-    if all(run.trace for run in runs) or workload_axes(runs)["pattern"] != str(SHUFFLED):
-        return {}
     patterns = {cell.pattern for run in runs for cell in run.outcomes}
     by_length: dict[int, list[Measured]] = {}
     for pattern in sorted((pattern for pattern in patterns if pattern.kind == "runs"), key=lambda pattern: pattern.run):
         with suppress(UsageError):
             by_length[pattern.run] = measured_in(runs, pattern=str(pattern))
     return by_length
-
-
-def choice_of(cell: Cell, plug_ins: Collection[str]) -> Choice:
-    """The choice that a cell measures, marked where its backend is of a plug-in."""
-    return replace(Choice.of_cell(cell), plug_in=cell.backend in plug_ins)
 
 
 def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]], card: str) -> Measured:
@@ -327,10 +318,3 @@ def may_take_sms(choice: Choice, driver: int) -> bool:
     copies = {BATCHED, MERGED, PRIMED, *(engine.same_as for engine in engines().values())}
     asks = dict(choice.axes).get("overlap") == "on"
     return driver >= BATCH_MAY_USE_SMS_FROM and choice.backend in copies and not asks
-
-
-def settings_in(runs: Sequence[Run]) -> dict[str, int]:
-    """The settings of engines that runs recorded."""
-    backends = chain.from_iterable(run.info.backends for run in runs)
-    settings = chain.from_iterable(backend.settings for backend in backends)
-    return {setting.name: setting.default for setting in settings}

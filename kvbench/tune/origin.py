@@ -76,6 +76,13 @@ def driver_of(runs: Sequence[Run]) -> int:
     return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
 
 
+def settings_in(runs: Sequence[Run]) -> dict[str, int]:
+    """The settings of engines that runs recorded."""
+    backends = chain.from_iterable(run.info.backends for run in runs)
+    settings = chain.from_iterable(backend.settings for backend in backends)
+    return {setting.name: setting.default for setting in settings}
+
+
 def tried(runs: Sequence[Run]) -> list[Cell]:
     """The cells that a choice can go by, measured or failed: single swaps on a usual stream, nothing beside them."""
     outcomes = chain.from_iterable(run.outcomes.items() for run in runs)

@@ -328,14 +328,14 @@ def gather_waits(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[Ga
     """Yield for how long decode steps of latent attention wait that read as many rows as a swap has tokens, by ids on
     the GPU, at the best grid for rows of the nearest size. Fewer misses than were measured count as the fewest.
     """
+    latent = {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent}
     times_us: dict[int, dict[int, float]] = {}
-    for run in runs:
+    for run in runs if latent else ():
         for cell, outcome in run.outcomes.items():
             us = outcome.us()
             if cell.list_place is ListPlace.GPU and math.isfinite(us):
                 by_rows = times_us.setdefault(cell.block_bytes, {})
                 by_rows[cell.blocks] = min(us, by_rows.get(cell.blocks, us))
-    latent = {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent}
     for group, rows in latent.items() if times_us else ():
         row_bytes = min(times_us, key=lambda measured: abs(measured - group.layer_bytes))
         counts, us = np.array(sorted(times_us[row_bytes].items())).T

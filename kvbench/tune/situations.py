@@ -23,7 +23,7 @@ from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.results import Run
 from kvbench.results.outcomes import Cost, grouped, over_starts, slowdown_of
-from kvbench.tune.candidates import RUN_STEP, Measured, choice_of, preference
+from kvbench.tune.candidates import RUN_STEP, Measured, preference
 from kvbench.tune.origin import Origin
 from kvbench.tune.rule import Rule, RulePart, nearest_shape
 
@@ -289,7 +289,7 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
             competes = competes and cell.priority is Priority.NONE and cell.devices == 1
             if situation in (None, Situation.ALONE) or not competes or outcome.status != "ok" or not outcome.costs:
                 continue
-            choice = choice_of(cell, plug_ins)
+            choice = Choice.of_cell(cell, plug_ins)
             if situation and keep(choice):
                 visits = costs.setdefault((cell.direction, situation), {}).setdefault((choice, cell), {})
                 visits |= {number * RUN_STEP + round_: cost for round_, cost in outcome.costs.items()}

@@ -239,9 +239,10 @@ def shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Gri
         yield _ALIKE
         yield Grid(_SHAPES, [*map(_shape_row, alone.shapes)])
     if open_ and alone.shapes:
+        points = _open_points(alone.shapes) or ["nothing"]
         yield from answer_lines(alone)
         yield _OPEN
-        yield from (f"  {line}" for line in _open_points(alone.shapes) or ["nothing"])
+        yield from (f"  {point}" for point in points)
 
 
 def _open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
