@@ -16,6 +16,7 @@ from kvbench.models.fields import (
     FieldError,
     Fields,
     NoneOrMore,
+    by_word,
     family_tables,
     head_size,
     kv_heads,
@@ -63,7 +64,7 @@ def kinds_of(
     at_least: bool = False,
 ) -> list[str] | None:
     """The kind of each layer, by the first of these fields present; raises UsageError unless it is `allowed`."""
-    kinds, kind_of = None, family_tables().kind_of
+    kinds, kind_of = None, by_word(family_tables().layer_kinds)
     for name in names:
         items = fields.items(name, layers, at_least=at_least)
         if unknown := [item for item in items or () if kind_of.get(str(item)) not in allowed]:

@@ -88,7 +88,8 @@ def is_plain(model_type: str) -> bool:
 
 
 def _family_of(model_type: str) -> Family:
-    return family_tables().family_of.get(model_type, Family(types="", reader="dense"))
+    families = (family for family in family_tables().family if model_type in family.types.split())
+    return next(families, Family(types="", reader="dense"))
 
 
 def _qwen(fields: Fields) -> Layers:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -32,7 +32,7 @@ class Family(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
     states_unknown: bool = False
 
 
-class FamilyTables(msgspec.Struct, forbid_unknown_fields=True, frozen=True, dict=True):
+class FamilyTables(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The content of `configs/presets/families.toml`, whose comments describe it."""
 
     family: list[Family]
@@ -42,25 +42,16 @@ class FamilyTables(msgspec.Struct, forbid_unknown_fields=True, frozen=True, dict
     changes: dict[str, str]
     unrelated: dict[str, str]
 
-    @cached_property
-    def family_of(self) -> dict[str, Family]:
-        return {model_type: family for family in self.family for model_type in family.types.split()}
-
-    @cached_property
-    def kind_of(self) -> dict[str, str]:
-        """The kind of layer that each word of a configuration names."""
-        return {word: kind for kind, words in self.layer_kinds.items() for word in words.split()}
-
-    @cached_property
-    def numbers_of(self) -> dict[str, list[str]]:
-        """The `NUMBERS` that a field may change whose name has this word."""
-        return {word: numbers.split() for numbers, words in self.changes.items() for word in words.split()}
-
 
 @cache
 def family_tables() -> FamilyTables:
     tables: FamilyTables = convert(read_toml(shipped_folder() / "presets" / "families.toml"), FamilyTables)
     return tables
+
+
+def by_word(lists: Mapping[str, str]) -> dict[str, str]:
+    """The words of some lists, each with the name of its list."""
+    return {word: name for name, words in lists.items() for word in words.split()}
 
 
 def changed_by(name: str) -> set[str]:
@@ -70,7 +61,8 @@ def changed_by(name: str) -> set[str]:
     parts, ends, names = (family_tables().unrelated[key].split() for key in ("parts", "ends", "names"))
     if name in names or name.endswith(tuple(ends)) or "gate" in words or any(part in name for part in parts):
         return set()
-    return {number for word in words for number in family_tables().numbers_of.get(word, ())}
+    changes = by_word(family_tables().changes)
+    return {number for word in words for number in changes.get(word, "").split()}
 
 
 class FieldError(UsageError):
