@@ -12,6 +12,7 @@ import pytest
 
 from kvbench.results import CellRecord, Visit, load_run
 from tests.command import BRIEF, Done, error_line, failures, kvbench_here, records, skips, tiny
+from tests.slow_backend import laid_out
 
 EXAMPLE = Path(__file__).parents[2] / "example_backend"
 
@@ -196,3 +197,15 @@ def test_a_run_goes_on_with_the_backends_that_it_began_with(site: Path) -> None:
     metadata = site / "kvbench_plugin-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("1.0", "2.0"))
     assert kvbench_with(site, "sweep", "--resume", "run").returncode == 4
+
+
+def test_the_backends_that_are_slower_on_purpose_are_measured_and_verified_on_the_host(tmp_path: Path) -> None:
+    """As the measured rates of the gate use them."""
+    names, environment = ["sm_same", "sm_slow5"], {"PYTHONPATH": str(laid_out(tmp_path / "site"))}
+    cells = tiny(backend=",".join(names), direction="h2d,d2h", stream_state="idle,busy")
+    done = kvbench_here("sweep", *cells, *BRIEF, "--out=run", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    frame = load_run(tmp_path / "run").frame()
+    assert frame.groupby("backend").size().to_dict() == dict.fromkeys(names, 4)
+    assert set(frame.loc[frame["stream_state"] == "idle", "status"]) == {"ok"}
+    assert set(frame["status"]) <= {"ok", "no figure"}  # a busy machine may outlast a delay
