@@ -1,4 +1,4 @@
-"""The backend auto, which copies as `kvbench.copy.BlockCopier` does: each list in the way that a policy names."""
+"""The backend auto, which copies as `kvbench.copy.BlockCopier` does: each list as a policy chooses for it."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
@@ -60,13 +60,13 @@ def copier_for(
     pace_gbps: float | None = None,
     beside: Situation = Situation.ALONE,
 ) -> Copier:
-    """A copier by these policies: for each direction, the first that has a table serves, for lists `beside` a step
-    where a call does not say.
+    """A copier that follows these policies; for each direction, the first that has a table serves. `beside` is the
+    situation of calls that name none.
 
-    It has room for lists of `max_entries` entries of one size; 0: room is made for each longer list. `pools` are
-    addresses and bytes of memory that is taken for one region each. A choice of a backend that is not one of `SERVING`
-    is replaced by the copy kernel, and so is `staged` for lists that are not in pages on the host; on the device cpu,
-    all but copies are replaced by batched copies. The copy kernel is held at `pace_gbps`, or at the pace of its choice.
+    It has room for lists of `max_entries` entries of one size; 0: it makes room when a longer list comes. `pools` are
+    addresses and bytes of memory, each taken for one region. The copy kernel replaces a backend that is not one of
+    `SERVING`, and `staged` for lists that are not in pages on the host. On the device cpu, batched copies replace all
+    but copies. `pace_gbps` holds the copy kernel at a rate, in place of the pace of its choice.
     """
     ways = _Ways(device, pace_gbps)
     tables = []
@@ -103,7 +103,7 @@ def serves(policies: Sequence[Policy], situation: Situation) -> bool:
 def _serving(
     policies: Sequence[Policy], direction: Direction, state: StreamState, situation: Situation
 ) -> tuple[Policy, Table] | None:
-    """The first policy that has a table, and that; or None.
+    """The first policy that has a table, with the table; or None.
 
     Where a step has a table for one direction alone, defaults serve the other.
     """

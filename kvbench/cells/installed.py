@@ -27,17 +27,17 @@ Values = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """What a module of `kvbench.engines` says of its engine, as `ENGINE`.
+    """What a module of `kvbench.engines` knows of its engine, in its constant `ENGINE`.
 
-    `same_as` is the backend that calls the function of the driver that kvbench's `batched` calls. An engine of `pages`
-    copies blocks that lie in pages on the host, and no others.
+    `same_as` is the backend that calls the same function of the driver as kvbench's `batched`. With `pages`, the engine
+    copies only blocks that lie in pages on the host.
 
-    `kernel` is the backend that takes an SM count, by the first of `settings`. `takes` returns what the engine takes
-    for a swap (direction, bytes of a block, blocks) with some values of its settings, `tries` the values to try for the
-    settings after the first, from the shapes that were measured and the defaults. `remark` says what a diff of the
-    settings does not. `by_default` names the backend of what it does in a direction by default where other code of its
-    is measured more often, and `measured` what that is. `states` are those in which the engine's swaps begin, the one
-    that decides first. `pool` says how large the engine's rule lets its pool be on a host.
+    `kernel` is the backend that takes an SM count, by the first of `settings`. `takes(direction, block_bytes, blocks,
+    values)` is the engine's choice for a swap with these values of its settings. `tries(sizes, counts, defaults)` are
+    the values to try for the settings after the first: the sizes and counts are those measured. `remark` says what a
+    diff of the settings does not. Where other code of the engine is measured more often than what it does by default in
+    a direction, `by_default` names the backend of the default and `measured` the other code. `states` are those in
+    which its swaps begin, the one that decides first. `pool` says how large its rule lets its pool be on a host.
     """
 
     name: str

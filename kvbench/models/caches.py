@@ -246,10 +246,10 @@ class Mixed:
     """A family whose layers attend, have a state, or (as `attends` says) both: "hybrid". Called, it reads them.
 
     `state` is the kind of its states, one of `_STATES`, read from `state_fields` where their names are not the usual.
-    Which attend is told by the first field of `kinds` that a file has, by `attn_type_list`, by the field `indexes`, or
-    by the field `period` (`usual` is its class's) and the field `offset`, without which the last of each period does.
-    With `has_tail`, those after the last whole period attend too. `has_sizes` tells whether the files of the family
-    have the sizes of its state.
+    Which layers attend is in the first field of `kinds` that a file has, else in `attn_type_list`, in the field
+    `indexes`, or follows from a period: that of the field `period`, by default `usual`, in which the layer of the field
+    `offset` attends, or the last without such a field. With `has_tail`, the layers after the last whole period attend
+    too. Without `has_sizes`, the files of the family may lack the sizes of its state.
     """
 
     state: str = ""
