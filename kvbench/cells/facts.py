@@ -141,9 +141,8 @@ class BackendFacts:
     queued, streams). `unavailable` is the reason why it cannot run there, or None. `default_sms` is the rule for its
     default SM count, empty if the backend decides. `package` is the package that provides it ("name==version"),
     `settings` are those of the engine whose code the backend runs. A backend with `on_request` is measured only if it
-    is named. The code of a `plug_in` belongs to another package: its figures, and those of what shares its process,
-    are only as true as that code. The backend copies blocks that lie in runs of `host_run_bytes` or more on the host,
-    in the mean.
+    is named. The code of a `plug_in` is of another package: its rows, and what shares a process with it, are only as
+    true as that. It copies blocks that lie in runs of `host_run_bytes` or more on the host, in the mean.
     """
 
     name: str
