@@ -31,6 +31,7 @@ KIB = 1024
 def made(
     *,
     copies: float = 55.0,
+    d2h_copies: float | None = None,
     blocks_per_s: float = 28e6,
     path: str = "copy engine",
     title: str = CARD,
@@ -38,9 +39,10 @@ def made(
     **observed: Any,
 ) -> Run:
     """A run with these rates, in which the CPU copies blocks up to 24 KiB."""
+    rates = {"h2d": copies, "d2h": d2h_copies or copies}
     ceilings = [
-        Ceiling(direction=way, round=0, swap_bytes=1 << 30, event_us=[(1 << 30) / copies / 1e3] * 3)
-        for way in ("h2d", "d2h")
+        Ceiling(direction=way, round=0, swap_bytes=1 << 30, event_us=[(1 << 30) / gbps / 1e3] * 3)
+        for way, gbps in rates.items()
     ]
     times = {"copy_us": [9.0], "scattered_us": [1e12 / blocks_per_s], "dense_us": [1.0]}
     roofs = [
@@ -98,6 +100,7 @@ def test_of_an_unknown_card_only_the_link_is_expected() -> None:
     [
         ({"copies": 27.5, "pcie_generation": 4}, "the link is PCIe 4 x16, such cards have PCIe 5 x16"),
         ({"copies": 45.0}, "large copies h2d reach 45.0 of about 55 GB/s"),
+        ({"d2h_copies": 45.0}, "large copies d2h reach 45.0 of about 55 GB/s"),
         ({"blocks_per_s": 9e6}, "scattered blocks h2d reach 9.0 of 28 M/s of such cards"),
         ({"path": "per-copy fallback"}, "a batched call falls back to one copy for each block"),
     ],

@@ -494,7 +494,9 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took() -
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / 50.0)
     for visit in visits:
         held = visit.samples.depth_held or []  # of a cell with a queue
-        held[:] = [int(visit.cell.queued * visit.cell.blocks < 1000)] * len(held)
+        # What a queue holds by chance beyond a depth that it does not hold tells nothing of its length.
+        fits = visit.cell.queued * visit.cell.blocks < 1000 or visit.cell.queued == 4096
+        held[:] = [int(fits)] * len(held)
     report = made_report(visits)
     bound = "full between 512 and 1 024 copies"
     assert rows_of(part_of(report, "queue").tables[0])["knee"] == [bound, bound]

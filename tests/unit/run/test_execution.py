@@ -304,11 +304,17 @@ def test_a_worker_that_found_wrong_bytes_is_replaced(tmp_path: Path) -> None:
     assert (outcome.measured, outcome.failed, slot.replaced) == (len(CELLS) - 1, 1, 1)
 
 
-def test_a_cell_that_is_tried_again_is_no_failed_one_until_it_fails_again() -> None:
+def test_a_cell_that_is_tried_again_is_no_failed_one_until_it_fails_again(tmp_path: Path) -> None:
     texts = CELLS[0].as_strings()
     failure = Failure(cell_text=texts, round=0, kind="error", message="", command="")
-    for records, failed in (([failure], 1), ([failure, Retry(cell_text=texts)], 0), ([failure] * 2, 1)):
+    retry = Retry(cell_text=texts)
+    cases: list[tuple[list[Record], int]] = [([failure], 1), ([failure, retry], 0), ([failure, retry, failure], 1)]
+    for number, (records, failed) in enumerate(cases):
         assert len(Progress(records).failed) == failed
+        with RunWriter.create(tmp_path / str(number), info()) as writer:
+            for record in records:
+                writer.append(record)
+        assert [outcome.status for outcome in load_run(writer.path).outcomes.values()] == ["failed"] * failed
 
 
 def test_a_failed_cell_has_figures_after_a_successful_retry(tmp_path: Path) -> None:

@@ -301,6 +301,9 @@ def test_a_line_over_tokens_begins_at_no_negative_time_and_within_what_was_measu
     assert line.us_per_token > 0
     hits = [line.beside_prefill(1e5, tokens).hit for tokens in (375, 376)]
     assert [isinstance(hit, Hit) and hit.extrapolated for hit in hits] == [False, True]
+    # A prefill of 10 us a token takes as long as this load at 20 tokens.
+    equal_at_20 = msgspec.structs.replace(line, us=100.0, us_per_token=5.0)
+    assert equal_at_20.beside_prefill(1e5, 20).faster_than_prefill_from_tokens == 21
 
 
 def test_of_too_few_visits_a_slow_one_counts_for_nothing() -> None:
@@ -434,12 +437,17 @@ def test_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
 
 def test_a_model_is_answered_from_the_nearest_shapes_in_its_unit(tmp_path: Path) -> None:
     run = run_of(tmp_path, crossing)
+    timed = [
+        synthetic.with_samples(visit, {"caller_us": [visit.cell.blocks / 8] * len(visit.samples)})
+        for visit in run.visits
+    ]
+    run = synthetic.loaded(tmp_path / "timed", [*synthetic.ceilings(), *timed])
     (load,) = json.loads(output("show", run.path, "--model", "llama-3-8b", "--json"))["models"]
     assert (load["tokens"], load["blocks"], load["block_bytes"]) == (2048, 8192, 32 * KIB)
     assert (load["choice"], load["sms"]) == ("sm sms=2", 2)
     assert load["measured"] == {"block_bytes": 16 * KIB, "blocks": 4096}
     assert load["us"] == pytest.approx(8192 * 32 * KIB / 50e3, rel=0.01)
-    assert load["caller_us"] > 0
+    assert load["caller_us"] == pytest.approx(8192 / 8)  # twice the blocks of the largest swap
     assert "\n\nllama-3-8b, 2048 tokens: 8192 blocks of 32 KiB\n" in output("show", run.path, "--model", "llama-3-8b")
 
 
