@@ -70,16 +70,10 @@ BAD_INPUT: list[tuple[list[str], list[str]]] = [
     # run directories
     (["sweep", "--resume=nowhere"], ["nowhere is not a run directory: folder not found"]),
     (["sweep", "--retry-failed", "--device=cpu"], ["--retry-failed: requires --resume RUN"]),
-    (
-        ["sweep", "--resume=nowhere", "--out=there"],
-        [AS_IT_BEGAN],
-    ),
+    (["sweep", "--resume=nowhere", "--out=there"], [AS_IT_BEGAN]),
     (["sweep", "--resume=nowhere", "--rounds=3"], [AS_IT_BEGAN]),
     (["sweep", "--resume=nowhere", "-ablocks=5"], [AS_IT_BEGAN]),
-    (
-        ["sweep", "cliff", "--resume=nowhere"],
-        [AS_IT_BEGAN],
-    ),
+    (["sweep", "cliff", "--resume=nowhere"], [AS_IT_BEGAN]),
     (["sweep", "--out=a\nb"], [r"'--out=a\nb'", "one line of printable text"]),
     (["sweep", "--out="], ["--out=: the value is empty"]),
     (["probe", "--out", "a\x7fb"], [r"'a\x7fb'", "one line of printable text"]),

@@ -141,6 +141,11 @@ def test_other_forms_of_zaya_are_refused_and_no_number_is_proposed(fields: dict[
         model_of("m", {**ZAYA, **fields})
 
 
+def test_a_state_that_ranks_repeat_in_part_is_refused_for_several_ranks() -> None:
+    with pytest.raises(UsageError, match="parts of the states of m cannot be distributed over 2 ranks"):
+        model_of("m", {**ZAYA, "cca": True}).swaps(tp=2, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
+
+
 TEXT = {"model_type": "qwen3", **PLAIN}
 
 

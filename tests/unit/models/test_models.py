@@ -321,7 +321,7 @@ CONFIGS = Path(__file__).parent / "configs"
     ],
 )
 def test_absent_fields_have_the_defaults_of_their_model_classes(name: str, expected: LayerGroup) -> None:
-    model = read_config_json(CONFIGS / f"{name}.json")
+    model = find_model(str(CONFIGS / f"{name}.json"))
     assert model == Model(name, (msgspec.structs.replace(expected, name=name),))
 
 
