@@ -67,7 +67,7 @@ def simulate(noise: Noise, visits: int, draws: int) -> tuple[float, float, float
         base, other = zip(*map(medians_in_turn, zip(*arms, strict=True)), strict=True)
         compared = compare_visits(dict(enumerate(base)), dict(enumerate(other)), IN_TURN)
         low, high = median_interval(np.median(arms[0], axis=1))
-        hits += compared.low <= 1 <= compared.high, low <= 1 <= high, compared.told_apart
+        hits += compared.low <= 1 <= compared.high, low <= 1 <= high, compared.significant
     pairs, alone, apart = (hits / draws).tolist()
     return pairs, alone, apart
 
@@ -85,7 +85,7 @@ def simulate_over(noise: Noise, visits: int, shapes: int, draws: int) -> tuple[f
         samples = rng.normal(0, OF_SAMPLE * np.sqrt(2), (shapes, visits, SAMPLES))
         pairs = np.subtract(arms[1], arms[0]) + np.median(samples, axis=2) + differences[:, None]
         compared = compare_over(pairs.tolist(), TIED)
-        hits += compared.low <= 1 <= compared.high, compared.told_apart
+        hits += compared.low <= 1 <= compared.high, compared.significant
     holds, apart = (hits / draws).tolist()
     return holds, apart
 

@@ -209,7 +209,7 @@ class Comparison:
     verdict: Verdict
 
     @property
-    def told_apart(self) -> bool:
+    def significant(self) -> bool:
         return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
 
 

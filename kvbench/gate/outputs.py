@@ -57,7 +57,7 @@ def sheet_of_judgement(judgement: Judgement, seconds: float = 0.0, command: str 
     """The sheet of a comparison that took `seconds` and that `command` repeats."""
     worst = judgement.rows[0] if judgement.rows else None
     lead = [f"worst: {worst.verdict} {name_of_row(worst)}: {message(worst)}"] if worst else []
-    counts = _counts(row.verdict for row in judgement.rows)
+    counts = _counts_text(row.verdict for row in judgement.rows)
     cells = set(chain.from_iterable(row.cells for row in judgement.rows))
     lead.append(f"cells: {len(cells)} on both sides; rows: {counts or 'none'}")
     lead.append(f"time: {seconds / 60:.1f} minutes, {judgement.rounds} rounds")
@@ -76,7 +76,7 @@ def sheet_of_rules(report: RulesReport) -> Sheet:
     return Sheet(
         title=f"kvbench gate rules {report.run}",
         verdict=report.verdict,
-        lead=[f"{len(report.rows)} rules{config}: {_counts(row.verdict for row in report.rows)}"],
+        lead=[f"{len(report.rows)} rules{config}: {_counts_text(row.verdict for row in report.rows)}"],
         rows=report.rows,
         details=[],
         warnings=report.warnings,
@@ -95,10 +95,10 @@ def message(row: Row) -> str:
     """
     parts = []
     if row.kind != "rule" and row.verdict is not GateVerdict.FAILED and math.isfinite(row.margin):
-        effect = _effect(row.effect)
+        effect = _effect_text(row.effect)
         by_pairs = ", ".join(filter(None, [effect and f"by pairs {effect}", f"margin {100 * row.margin:.3g}%"]))
-        upper = _effect(row.upper) if row.upper is not None else ""
-        parts = [_sides(row), by_pairs, upper and f"upper half {upper}"]
+        upper = _effect_text(row.upper) if row.upper is not None else ""
+        parts = [_sides_text(row), by_pairs, upper and f"upper half {upper}"]
     undecided = row.verdict is GateVerdict.UNDECIDED and row.pairs
     passes = "not slower" if undecided and row.passes else ""
     return "; ".join(filter(None, (*parts, passes, row.reason)))
@@ -106,7 +106,8 @@ def message(row: Row) -> str:
 
 def _details(judgement: Judgement) -> list[str]:
     lines = [
-        f"control {control.name}: {_effect(control.effect)}, {_steadiness(control)}" for control in judgement.controls
+        f"control {control.name}: {_effect_text(control.effect)}, {_steadiness_text(control)}"
+        for control in judgement.controls
     ]
     if judgement.disturbed:
         causes = ", ".join(f"{cause}: {count}" for cause, count in judgement.disturbed.items())
@@ -119,7 +120,7 @@ def _details(judgement: Judgement) -> list[str]:
     return lines
 
 
-def _steadiness(control: ControlEffect) -> str:
+def _steadiness_text(control: ControlEffect) -> str:
     if not control.steady:
         return "outside its margin: the machine moved"
     if control.unsure >= _TOO_UNSURE:
@@ -128,27 +129,27 @@ def _steadiness(control: ControlEffect) -> str:
     return "steady" if unsure == "0.0%" else f"unsure: a change must exceed its margin by {unsure}"
 
 
-def _counts(verdicts: Iterable[str]) -> str:
+def _counts_text(verdicts: Iterable[str]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
-def _effect(estimate: Estimate) -> str:
+def _effect_text(estimate: Estimate) -> str:
     """A ratio and its interval: "+1.1% (95%: -3.8 to +6.0%)", without what is unknown."""
-    ratio, low, high = map(_percent, (estimate.ratio, estimate.low, estimate.high))
+    ratio, low, high = map(_percent_text, (estimate.ratio, estimate.low, estimate.high))
     interval = ""
     if estimate.low > 0 and math.isfinite(estimate.high):
         interval = f"(95%: {low.removesuffix('%') if high.endswith('%') else low} to {high})"
     return " ".join(filter(None, (ratio, interval)))
 
 
-def _percent(ratio: float) -> str:
+def _percent_text(ratio: float) -> str:
     """A ratio of 1.05 as "+5.0%", of 40 as "40.0x"; "" if unknown."""
     if not math.isfinite(ratio):
         return ""
     return f"{ratio - 1:+.1%}" if ratio < _MANY_TIMES else f"{ratio:.1f}x"
 
 
-def _sides(row: Row) -> str:
+def _sides_text(row: Row) -> str:
     """The medians of both sides: "base 80.0 us, cand 83.2 us", "base 1.20x, cand 1.26x", or "" if unknown."""
     if not (math.isfinite(row.base) and math.isfinite(row.cand)):
         return ""

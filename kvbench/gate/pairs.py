@@ -232,8 +232,11 @@ def _new_processes(numbers: Floats) -> Floats:
 
     `numbers` are those of each side's process by cell and round, NaN if unknown.
     """
+    # A run numbers its workers in the order of their starts: the fewer of the changes on both sides is how often both
+    # had new ones.
     sides = np.fmin.reduce(numbers, axis=1)
-    return np.asarray(np.nan_to_num(np.fmin(*(sides - np.fmin.reduce(sides, axis=1, keepdims=True)))))
+    changes = sides - np.fmin.reduce(sides, axis=1, keepdims=True)
+    return np.asarray(np.nan_to_num(np.fmin(*changes)))
 
 
 def _controls(probes_us: Floats, copies_us: Mapping[str, Floats], marks: Mapping[str, Mask]) -> dict[str, Floats]:

@@ -15,7 +15,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import MAX_LINE
 from kvbench.results import Run
 from kvbench.tune.answer import NOTHING_ALONE, Alone, answer_alone
-from kvbench.tune.origin import Origin, origin_of, tried, workload_text
+from kvbench.tune.origin import Origin, candidate_cells, origin_of, workload_text
 from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.rule import RulePart
 from kvbench.tune.situations import Answer, Evidence, Question, measured_beside, not_measured
@@ -46,7 +46,7 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
         if not beside:
             raise
         # Runs with another question, such as how deep a queue is, swap by one method too, but blocks of other sizes.
-        if any(cell.block_bytes == question.block_bytes for cell in tried(runs)):
+        if any(cell.block_bytes == question.block_bytes for cell in candidate_cells(runs)):
             no_rule = str(none).partition(";")[0]
     # Runs without any cell have no origin; they were refused above.
     origin = origin_of(runs)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import TRACE
-from kvbench.cells.cell import SwapShape
+from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.facts import (
     BATCH_MAY_USE_SMS_FROM,
     BATCHED,
@@ -35,7 +35,7 @@ from kvbench.ground.text import a_stream, printable
 from kvbench.results import Run, Visit
 from kvbench.results.between_runs import kind_of, spread_between
 from kvbench.results.outcomes import by_cell
-from kvbench.tune.origin import machine_of, one_workload, tried, usual_text
+from kvbench.tune.origin import candidate_cells, machine_of, one_workload, usual_text
 
 # Backends without SMs come first, with the single batched call as the simplest; then kvbench's kernel, then others.
 _SIMPLEST: Final = (BATCHED, PRIMED, PER_BLOCK, SM, TRITON)
@@ -144,28 +144,42 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
     """
     card, _ = machine_of(runs)
     wanted = {axis: value for axis, value in only.items() if value is not None}
-    cells = [cell for cell in tried(runs) if all(usual_text(cell, axis) == value for axis, value in wanted.items())]
-    kept = set(one_workload(cells))
-    arms: dict[SwapShape, dict[Choice, dict[int, float]]] = {}
-    caller_us: dict[SwapShape, dict[Choice, list[float]]] = {}
+
+    def is_wanted(cell: Cell) -> bool:
+        return all(usual_text(cell, axis) == value for axis, value in wanted.items())
+
+    workload = set(one_workload(filter(is_wanted, candidate_cells(runs))))
+    arms, caller_us = _times_of(runs, workload)
+    backends: dict[SwapShape, set[str]] = {}
+    for cell in workload:
+        # Failed cells too: at a shape where all others failed, the one that swapped is the answer.
+        backends.setdefault(SwapShape.of_cell(cell), set()).add(cell.backend)
+    several = [shape for shape in sorted(arms) if len(backends[shape].difference(NO_CHOICES)) > 1]
+    if not several:
+        names = sorted({cell.backend for cell in workload} - {*NO_CHOICES})
+        what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
+        raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
+    return [_measured(shape, arms[shape], caller_us[shape], card) for shape in several]
+
+
+_VisitTimes = dict[SwapShape, dict[Choice, dict[int, float]]]
+_CallerTimes = dict[SwapShape, dict[Choice, list[float]]]
+
+
+def _times_of(runs: Sequence[Run], cells: Collection[Cell]) -> tuple[_VisitTimes, _CallerTimes]:
+    """The visits of each choice at each shape, and the median time of its caller in each run."""
+    arms: _VisitTimes = {}
+    caller_us: _CallerTimes = {}
     for number, run in enumerate(runs):
         plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
-            times_us = outcome.times() if cell in kept and cell.backend not in NO_CHOICES - {COPIER} else {}
+            times_us = outcome.times() if cell in cells and cell.backend not in NO_CHOICES - {COPIER} else {}
             if times_us:
                 choice, shape = Choice.of_cell(cell, plug_ins), SwapShape.of_cell(cell)
                 visits = arms.setdefault(shape, {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times_us.items()}
                 caller_us.setdefault(shape, {}).setdefault(choice, []).append(outcome.us("caller_us"))
-    backends: dict[SwapShape, set[str]] = {}
-    for cell in kept:
-        backends.setdefault(SwapShape.of_cell(cell), set()).add(cell.backend)
-    several = [shape for shape in sorted(arms) if len(backends[shape].difference(NO_CHOICES)) > 1]
-    if not several:
-        names = sorted({cell.backend for cell in kept} - {*NO_CHOICES})
-        what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
-        raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
-    return [_measured(shape, arms[shape], caller_us[shape], card) for shape in several]
+    return arms, caller_us
 
 
 def shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:

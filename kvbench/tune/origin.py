@@ -83,7 +83,7 @@ def settings_in(runs: Sequence[Run]) -> dict[str, int]:
     return {setting.name: setting.default for setting in settings}
 
 
-def tried(runs: Sequence[Run]) -> list[Cell]:
+def candidate_cells(runs: Sequence[Run]) -> list[Cell]:
     """The cells that a choice can go by, measured or failed: single swaps on a usual stream, nothing beside them."""
     outcomes = chain.from_iterable(run.outcomes.items() for run in runs)
     alone = [cell for cell, outcome in outcomes if outcome.status != "skipped" and is_alone(cell)]
@@ -93,7 +93,7 @@ def tried(runs: Sequence[Run]) -> list[Cell]:
 def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
     """The pool, the reuse and the patterns of most of the swaps that a policy is based on."""
     # Swaps of a trace are not alone: all of their cells are of one workload.
-    cells = one_workload(tried(runs)) or [*chain.from_iterable(run.outcomes for run in runs)]
+    cells = one_workload(candidate_cells(runs)) or [*chain.from_iterable(run.outcomes for run in runs)]
     return {axis: Counter(usual_text(cell, axis) for cell in cells).most_common(1)[0][0] for axis in WORKLOAD_AXES}
 
 

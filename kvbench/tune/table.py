@@ -61,9 +61,10 @@ def rows_of(answers: Iterable[Answer]) -> list[list[str]]:
 def _row(answer: Answer) -> list[str]:
     first = [answer.direction.value, answer.situation.beside]
     if answer.use is None:
-        return [*first, answer.none, *[NOTHING] * (len(HEADER) - 4), _otherwise(answer)]
+        return [*first, answer.none, *[NOTHING] * (len(HEADER) - 4), _otherwise_text(answer)]
     use = answer.use
-    return [*first, use_of(answer), _rate(answer, use), _step(use), _cost(use), _otherwise(answer)]
+    figures = (_rate_text(answer, use), _slowdown_text(use), _cost_text(use))
+    return [*first, use_of(answer), *figures, _otherwise_text(answer)]
 
 
 def use_of(answer: Answer) -> str:
@@ -85,35 +86,35 @@ def situation_text(answer: Answer) -> str:
     return f"{answer.direction} {place_of(answer)}"
 
 
-def _rate(answer: Answer, method: Method) -> str:
+def _rate_text(answer: Answer, method: Method) -> str:
     """The GB/s, and of swaps alone the time."""
     gbps = three_digits(method.gbps)
-    return f"{gbps} ({_time(method.us)})" if answer.situation is Situation.ALONE else gbps
+    return f"{gbps} ({_time_text(method.us)})" if answer.situation is Situation.ALONE else gbps
 
 
-def _time(us: float) -> str:
+def _time_text(us: float) -> str:
     return f"{three_digits(us)} us" if us < 1000 else f"{three_digits(us / 1000)} ms"
 
 
-def _step(method: Method) -> str:
+def _slowdown_text(method: Method) -> str:
     return f"{method.slowdown[0]:.2f}x" if method.slowdown else NOTHING
 
 
-def _cost(method: Method) -> str:
+def _cost_text(method: Method) -> str:
     """What each GB takes, "1.1 + 0.31"; nothing is lost by swaps alone."""
-    thread = _ms(method.thread_ms_per_gb)
-    return f"{_ms(method.lost_ms_per_gb[0])} + {thread}" if method.lost_ms_per_gb else thread
+    thread = _ms_text(method.thread_ms_per_gb)
+    return f"{_ms_text(method.lost_ms_per_gb[0])} + {thread}" if method.lost_ms_per_gb else thread
 
 
-def _ms(value: float) -> str:
+def _ms_text(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:.2f}" if abs(value) < 10 else f"{value:.0f}"
 
 
-def _otherwise(answer: Answer) -> str:
+def _otherwise_text(answer: Answer) -> str:
     method = answer.otherwise
     if method is None:
         return "no other candidate" if answer.use else NOTHING
-    lost = f", {_cost(method)}" if method.lost_ms_per_gb else ""
+    lost = f", {_cost_text(method)}" if method.lost_ms_per_gb else ""
     return f"{method.choice.label}, {three_digits(method.gbps)} GB/s{lost}"
 
 
@@ -133,8 +134,8 @@ def others_of(advice: Advice) -> list[list[str]]:
     rows = []
     for answer in advice.answers:
         if answer.methods and answer.situation is not Situation.ALONE:
-            swap = _time(answer.use.us) if answer.use else NOTHING
-            fastest = _fast(answer.gentle), _fast(answer.fastest)
+            swap = _time_text(answer.use.us) if answer.use else NOTHING
+            fastest = _method_text(answer.gentle), _method_text(answer.fastest)
             rows.append([answer.direction.value, answer.situation.beside, swap, *fastest, _alike_text(answer)])
     return rows
 
@@ -165,15 +166,15 @@ def _layout_text(placed: InLayout) -> str:
     sides = {"the host": source if loads else destination, "the GPU": destination if loads else source}
     differing = (f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
     layout = str(source) if source == destination else " and ".join(differing)
-    figures = f"{three_digits(method.gbps)} GB/s, {_step(method)}, {_cost(method)} ms/GB"
+    figures = f"{three_digits(method.gbps)} GB/s, {_slowdown_text(method)}, {_cost_text(method)} ms/GB"
     return f"{method.choice.label} in {layout}, {figures}"
 
 
-def _fast(method: Method | None) -> str:
+def _method_text(method: Method | None) -> str:
     """A method with its GB/s, how long a step takes, and the time until a swap is complete."""
     if method is None:
         return "none"
-    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_step(method)}, {_time(method.us)}"
+    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_slowdown_text(method)}, {_time_text(method.us)}"
 
 
 def _listed(title: str, answers: Iterable[Answer], text: Callable[[Answer], str]) -> Iterator[str]:

@@ -99,15 +99,15 @@ def _kinds_with_one_choice(shapes: Mapping[SwapKind, Sequence[Measured]], rule: 
 def use_text(parts: Sequence[RulePart]) -> str:
     """What to use by size and number: "sm: 8 SMs up to 1 KiB, 4 SMs up to 16 KiB, 2 SMs from 24 KiB"."""
     if len(parts) == 1:
-        return f"{parts[0].label}{_counts_text(parts[0])}{_against(parts[0])}"
+        return f"{parts[0].label}{_counts_text(parts[0])}{_against_text(parts[0])}"
     texts = []
     for method, parts_in_row in groupby(parts, key=lambda part: part.choice.without_sms):
         first, *more = parts_in_row
         if more:
             counts = (f"{sms_text([part.choice.sms])}{_extent_text(part)}" for part in (first, *more))
-            texts.append(f"{method.label}: {', '.join(counts)}{_against(first)}")
+            texts.append(f"{method.label}: {', '.join(counts)}{_against_text(first)}")
         else:
-            texts.append(f"{first.label}{_extent_text(first)}{_against(first)}")
+            texts.append(f"{first.label}{_extent_text(first)}{_against_text(first)}")
     return "; ".join(texts)
 
 
@@ -128,7 +128,7 @@ def _counts_text(part: RulePart) -> str:
     return f", {part.choice.sms} of {range_text(part.counts, str)} within {KNEE.fraction:.0%} on average"
 
 
-def _against(part: RulePart) -> str:
+def _against_text(part: RulePart) -> str:
     others = ", ".join(dict.fromkeys(other.label for other in part.pick.open))
     return f", undecided against {others}" if others else ""
 
@@ -169,7 +169,7 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
     """
     if not alone.shapes:
         return []
-    lines = [_undecided(alone, listing), *([_cost(alone.losses)] if costs else [])]
+    lines = [_undecided_text(alone, listing), *([_cost_text(alone.losses)] if costs else [])]
     if alone.may_take_sms:
         how = "this driver may copy with SMs, unless overlap=on; kvbench probe engine tells whether it does"
         lines.append(f"{', '.join(alone.may_take_sms)}: {how}")
@@ -178,13 +178,13 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
         if engine := engines().get(gain.over):
             other = _stand_in(engine, gain.kind.direction, alone.rule)
             kind = f"{gain.kind} against {other}" if other else str(gain.kind)
-            gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast(gain.ratios)}")
+            gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast_text(gain.ratios)}")
     parts = [f"{title} {', '.join(texts)}" for title, texts in sorted(gains.items())]
     lines += [f"Against engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
     return [*lines, *_in_runs(alone.merged_in_runs)]
 
 
-def _undecided(alone: Alone, listing: str) -> str:
+def _undecided_text(alone: Alone, listing: str) -> str:
     """Say where nothing can be told apart from batched copies, and at how many shapes another run could differ."""
     rule, answers = alone.rule, alone.shapes
     stays = [str(kind) for kind, parts in rule.parts.items() if all(part.choice.backend == BATCHED for part in parts)]
@@ -198,23 +198,23 @@ def _undecided(alone: Alone, listing: str) -> str:
     return text + (f"; to list them, add {listing} to this command" if (undecided or more_sms) and listing else "")
 
 
-def _cost(losses: Mapping[Measured, float]) -> str:
+def _cost_text(losses: Mapping[Measured, float]) -> str:
     what = "Cost against each shape's best, judged by other rounds"
     if not losses:
         return f"{what}: not measured"
     means = []
     for direction, shapes in grouped(losses, lambda measured: measured.shape.direction).items():
-        means.append(f"{direction} {_percent(mean(losses[measured] for measured in shapes))}")
+        means.append(f"{direction} {_percent_text(mean(losses[measured] for measured in shapes))}")
     worst = max(losses, key=losses.__getitem__)
-    most = f"{_percent(losses[worst])} at worst ({worst.shape.kind}, {worst.shape.size_text})"
+    most = f"{_percent_text(losses[worst])} at worst ({worst.shape.kind}, {worst.shape.size_text})"
     return f"{what}: {', '.join(means)} on average of {counted(len(losses), 'choice')}; {most}"
 
 
-def _percent(cost: float) -> str:
+def _percent_text(cost: float) -> str:
     return f"{two_digits(max(cost, 0.0) * 100)}%"
 
 
-def _times_as_fast(ratios: Sequence[float]) -> str:
+def _times_as_fast_text(ratios: Sequence[float]) -> str:
     middle, both_ends = f"{two_digits(median(ratios))}x", range_text(ratios, lambda ratio: f"{two_digits(ratio)}x")
     return f"{middle} ({both_ends}, {counted(len(ratios), 'shape')})"
 
@@ -248,10 +248,10 @@ def shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Gri
 def _open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
     """The shapes whose choice is open, each with the best alternative, the largest gain first."""
     best = [(answer, *min(answer.open.items(), key=lambda item: item[1].ratio)) for answer in answers if answer.open]
-    return [_doubt(*doubt) for doubt in sorted(best, key=lambda doubt: doubt[2].ratio)]
+    return [_doubt_text(*doubt) for doubt in sorted(best, key=lambda doubt: doubt[2].ratio)]
 
 
-def _doubt(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:
+def _doubt_text(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:
     cost, low, high = (f"{(ratio - 1) * 100:+.1f}%" for ratio in (compared.ratio, compared.low, compared.high))
     interval = f" ({low} to {high})" if math.isfinite(compared.high) else ", too few visits for an interval"
     shape = answer.measured.shape

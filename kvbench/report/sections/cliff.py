@@ -2,11 +2,11 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvbench.analysis.compare import Comparison, Verdict, compare_visits
 from kvbench.analysis.curves import Cliff, find_cliff
@@ -22,6 +22,9 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
 from kvbench.report.view import View, is_measured
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.results.schema import EffectivePath
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Series = tuple[str, Direction, str]  # backend, direction, stream state
 GBPS: Final = PlotAxis("GB/s")
@@ -175,7 +178,7 @@ def _published(curves: Sequence[Curve], beside: Curve | None) -> str:
 
 def _effect(compared: Sequence[Comparison]) -> str:
     """The largest difference that is told apart, or that there is none."""
-    ratios = [comparison.ratio for comparison in compared if comparison.told_apart]
+    ratios = [comparison.ratio for comparison in compared if comparison.significant]
     if ratios:
         ratio = max(ratios, key=lambda ratio: abs(math.log(ratio)))
         return f"up to {two_digits(1 / ratio)}x as fast" if ratio < 1 else f"up to {two_digits(ratio)}x as long a byte"
@@ -188,11 +191,7 @@ def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTab
     if beside:
         columns[f"{tables.label_of(beside.outcomes)}, N = {count(beside.blocks)}"] = beside
     cells = cells_of(chain.from_iterable(curve.outcomes for curve in columns.values()))
-    grid = grid_of(cells, "block_bytes", ["backend", "blocks"])
-    body = [
-        [bytes_size(size), *(tables.format_cell(outcome, tables.rate) for outcome in outcomes)]
-        for size, outcomes in lines_of(grid)
-    ]
+    body = _rows_by_size(grid_of(cells, "block_bytes", ["backend", "blocks"]), tables.rate)
     if any(curve.cliff for curve in curves):
         body.append(["jump", *(_jump_text(curve) for curve in columns.values())])
     _, direction, state = curves[0].series
@@ -201,6 +200,11 @@ def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTab
     return tables.measured_table(
         view, outcomes_in(cells), tables.INCLUDES[state], title, header, body, pinned=view.pinned
     )
+
+
+def _rows_by_size(grid: "pd.DataFrame", show: Callable[[Outcome], str]) -> list[list[str]]:
+    rows = lines_of(grid)
+    return [[bytes_size(size), *(tables.format_cell(outcome, show) for outcome in outcomes)] for size, outcomes in rows]
 
 
 def _jump_text(curve: Curve) -> str:
@@ -225,10 +229,7 @@ def _grid(view: View, series: Series) -> DataTable:
 
     cells = rows_with(view.pinned.cells, backend=backend, direction=direction, stream_state=state)
     grid = grid_of(cells, "block_bytes", "blocks").sort_index(axis="columns")
-    body = [
-        [bytes_size(size), *(tables.format_cell(outcome, rate_and_share) for outcome in outcomes)]
-        for size, outcomes in lines_of(grid)
-    ]
+    body = _rows_by_size(grid, rate_and_share)
     header = ["Block size", *(f"N = {count(blocks)}" for blocks in map(int, grid.columns))]
     outcomes = outcomes_in(measured(cells))
     name = tables.name_of(outcomes[0])

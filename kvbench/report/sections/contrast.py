@@ -281,7 +281,7 @@ def changes(side: ContrastSide, subject: str) -> list[Text]:
     """How many cells of a table differ between the compared arms, by how much, and how many do not."""
     compared = [comparison for _, comparison in side.comparisons if math.isfinite(comparison.high)]
     verdicts = Counter(comparison.verdict for comparison in compared)
-    ratios = [comparison.ratio for comparison in compared if comparison.told_apart]
+    ratios = [comparison.ratio for comparison in compared if comparison.significant]
     parts = [f"{len(ratios)} differ ({range_text(ratios, lambda ratio: f'{ratio - 1:+.1%}')})"] if ratios else []
     for verdict in (Verdict.SAME, Verdict.UNDECIDED):
         parts += [f"{verdicts[verdict]} {tables.SIGN_MEANINGS[verdict]}"] if verdicts[verdict] else []

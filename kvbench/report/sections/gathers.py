@@ -50,7 +50,7 @@ def _fit_of(side: ContrastSide, arm: str) -> tuple[float, float] | None:
     return fit([outcome.cell.blocks for outcome in fitted], [outcome.us() for outcome in fitted])
 
 
-def _fits(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
+def _fit_line(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
     fits = ((arm, _fit_of(side, arm)) for arm in side.arms)
     return [(["fit"], {arm: f"{figure(fitted[0])} + n / {figure(fitted[1])} M" for arm, fitted in fits if fitted})]
 
@@ -75,7 +75,7 @@ def _sufficient_grid(line: Line) -> int | None:
     return knee([*grids], [outcome.gbps for outcome in outcomes], [outcome.interval_gbps[0] for outcome in outcomes])
 
 
-def _suffices(side: ContrastSide) -> Iterable[Text]:
+def _sufficient_findings(side: ContrastSide) -> Iterable[Text]:
     sufficient = [*filter(None, map(_sufficient_grid, side.lines))]
     fits = [*filter(None, (_fit_of(side, arm) for arm in side.arms))]
     if fits and len(sufficient) == len(side.lines):
@@ -101,11 +101,11 @@ GATHERS: Final = Contrast(
     columns=_grids,
     includes=lambda _: "Medians in us by CUDA events around the launch, ids on the GPU before it",
     more=lambda _: {"M rows/s": _best_rate, "CTAs that suffice": lambda line: str(_sufficient_grid(line) or "")},
-    last=_fits,
+    last=_fit_line,
     notes=lambda _: [
         f"Rows: n. M rows/s: at the best grid. Suffice: the fewest CTAs within {KNEE.fraction:.0%} "
         f"of the best, interval included. Fit: us, with n up to {count(_FITTED_ROWS)}. What the decode step of a model "
         "waits: kvbench show RUN --model MODEL --tokens ROWS"
     ],
-    find=_suffices,
+    find=_sufficient_findings,
 )

@@ -119,7 +119,7 @@ def _shape(swap: ModelSwap) -> Shape:
 def _finding(side: ModelSide, state: str) -> str:
     speed_ups = {_name(swap): side.speed_up(swap, state) for swap in side.swaps}
     compared = {name: speed_up for name, speed_up in speed_ups.items() if speed_up}
-    ordered = sorted((speed_up.ratio, name) for name, speed_up in compared.items() if speed_up.told_apart)
+    ordered = sorted((speed_up.ratio, name) for name, speed_up in compared.items() if speed_up.significant)
     if not ordered:
         return ""
     (least, slowest), (most, fastest) = ordered[0], ordered[-1]

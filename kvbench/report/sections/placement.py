@@ -31,7 +31,7 @@ _ARMS: Final = {
 }
 
 
-def _placed(outcome: Outcome) -> str:
+def _placement_of(outcome: Outcome) -> str:
     return _ARMS[outcome.cell.pool_bytes > 0, outcome.cell.reuse]
 
 
@@ -47,7 +47,7 @@ def _hot_and_far(view: View) -> Pinned | None:
     return Pinned(cells[swaps.transform(lambda outcomes: any(map(is_measured, outcomes))).astype(bool)], pinned.hidden)
 
 
-def _scattered(side: ContrastSide) -> Iterable[Text]:
+def _scatter_findings(side: ContrastSide) -> Iterable[Text]:
     """Say which backend pays most for scattered blocks, and which pay nothing; nothing where that is undecided."""
     costs = [(line[_HOT], cost) for line, cost in side.comparisons]
     dearer = [(hot, cost.ratio) for hot, cost in costs if cost.verdict is Verdict.SLOWER]
@@ -74,7 +74,7 @@ LOCALITY: Final = Contrast(
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
     columns=lambda _: [Figure(arm, arm, _rate_by_sms) for arm in _ARMS.values()],
     includes=lambda _: INCLUDES["idle"],
-    arm=_placed,
+    arm=_placement_of,
     compared=(_HOT, _FAR),
     ratio="Cost",
     notes=lambda _: [
@@ -82,7 +82,7 @@ LOCALITY: Final = Contrast(
         "blocks that the caches no longer hold. Scattered: blocks of the largest pool of the run, on both sides. Cost: "
         "time of a fresh, scattered swap over that of a hot, dense one"
     ],
-    find=_scattered,
+    find=_scatter_findings,
 )
 
 
@@ -146,7 +146,7 @@ def make_devices(view: View) -> PartOrReason:
     if not lines:
         return _NEEDS_DEVICES
     sides = grouped(sorted(lines, key=_device_order), lambda line: line.alone.cell.direction).values()
-    findings = [*chain.from_iterable(map(_loss, sides))]
+    findings = [*chain.from_iterable(map(_loss_findings, sides))]
     return lambda: Part(findings, tables=[_devices_table(view, side) for side in sides])
 
 
@@ -183,7 +183,7 @@ def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:
     return measured_table(view, outcomes, clock, title, header, body, left=4)
 
 
-def _loss(lines: Iterable[DeviceLine]) -> Iterable[Text]:
+def _loss_findings(lines: Iterable[DeviceLine]) -> Iterable[Text]:
     """Say what the card that loses most has left of its rate alone, where the visits tell that it loses some."""
     slower = [line for line in lines if line.slowed.verdict is Verdict.SLOWER]
     if slower:
@@ -242,7 +242,7 @@ def _a_descriptor(outcome: Outcome) -> str:
     return with_interval(*(us / outcome.cell.blocks for us in (outcome.us(), *outcome.interval())))
 
 
-def _looked_up(side: ContrastSide) -> Iterable[Text]:
+def _registration_findings(side: ContrastSide) -> Iterable[Text]:
     """Say of each backend how much longer its longest swap takes in most registrations than in fewest."""
     blocks = max(outcome.cell.blocks for outcome in side.measured)
     longest = [outcome for outcome in side.measured if outcome.cell.blocks == blocks]
@@ -277,7 +277,7 @@ REGISTRATIONS: Final = Contrast(
         "Registrations: in which the pool of the host lies: a file in /dev/shm, registered whole or slot by slot; us a "
         "descriptor: time of the swap over its number of blocks"
     ],
-    find=_looked_up,
+    find=_registration_findings,
 )
 
 
@@ -296,14 +296,14 @@ def _in_fragments(view: View) -> Pinned | None:
     return pinned if measured(pinned.cells)["backend"].nunique() > 1 else None
 
 
-def _gap(side: ContrastSide) -> Iterable[Text]:
+def _fragment_findings(side: ContrastSide) -> Iterable[Text]:
     """Say by how much the fastest backend exceeds batched copies, where by most."""
     gaps = []
     for line in side.lines:
         outcomes = [*filter(is_measured, line.values())]
         base = next((outcome for outcome in outcomes if outcome.cell.backend == BATCHED), None)
         best = min(outcomes, key=Outcome.us, default=None)
-        if base and best and (compared := compare(best, base)).told_apart:
+        if base and best and (compared := compare(best, base)).significant:
             gaps.append((compared.ratio, base, best))
     if gaps:
         _, base, best = max(gaps, key=lambda gap: gap[0])
@@ -328,5 +328,5 @@ FRAGMENTS: Final = Contrast(
         "Fragments: pieces of a page that all ranks share, one descriptor each; those of a rank are adjacent on the "
         "device, and on the host as far apart as the row of all ranks is long"
     ],
-    find=_gap,
+    find=_fragment_findings,
 )

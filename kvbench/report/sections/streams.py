@@ -60,7 +60,7 @@ def _half_intervals(side: ContrastSide) -> Sequence[Text]:
     return [*resolution, "ANY on d2h may read before earlier work wrote"]
 
 
-def _order_effect(side: ContrastSide) -> Sequence[Text]:
+def _order_findings(side: ContrastSide) -> Sequence[Text]:
     """Say in how many cells of the first table both orders differ."""
     if _by_engines(side.cell) > min(_by_engines(outcome.cell) for outcome in outcomes_in(side.pinned.cells)):
         return ()
@@ -107,7 +107,7 @@ ORDER: Final = Contrast(
     show_ratio=change_text,
     more=_order_columns,
     notes=_half_intervals,
-    find=_order_effect,
+    find=_order_findings,
 )
 
 
@@ -205,7 +205,7 @@ class Full:
         return f"{count(self.fitting)} and {count(self.too_many)} {self.unit}"
 
 
-def _full(side: ContrastSide, arm: str) -> Full | None:
+def _full_between(side: ContrastSide, arm: str) -> Full | None:
     """Say when the queue is full for the backend and the number of streams of an arm, by all cells of them.
 
     Where it did not hold all queued swaps, a submission found it full: the wait fell on the swaps queued before.
@@ -227,13 +227,13 @@ def _operations(cell: Cell) -> int:
 def _knee_line(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
     texts = {}
     for arm, knee in _knees(side).items():
-        full = _full(side, arm)
+        full = _full_between(side, arm)
         bound = f"full between {full}" if full else "none"
         texts[arm] = f"{count(knee.depth)} ({TIMES}{figure(knee.height)})" if knee else bound
     return [(["knee"], texts)]
 
 
-def _knee_effect(side: ContrastSide) -> Iterable[Text]:
+def _knee_findings(side: ContrastSide) -> Iterable[Text]:
     knees = _knees(side)
     for arm, knee in knees.items():
         if knee:
@@ -245,7 +245,7 @@ def _knee_effect(side: ContrastSide) -> Iterable[Text]:
     for arm in side.arms:
         first = _cells_of(side, arm)[0]
         arms.setdefault((name_of(first), first.cell.streams), arm)
-    bounds = {queue: _full(side, arm) for queue, arm in arms.items()}
+    bounds = {queue: _full_between(side, arm) for queue, arm in arms.items()}
     filled = {queue: full for queue, full in bounds.items() if full}
     for (name, streams), full in filled.items():
         yield f"{name}, {noun(streams, 'stream')}, {side.cell.direction}: the driver's queue is full between {full}."
@@ -276,7 +276,7 @@ QUEUE_DEPTH: Final = Contrast(
         f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g}x the longer time of the two smallest",
         *_full_notes(side),
     ],
-    find=_knee_effect,
+    find=_knee_findings,
 )
 
 
@@ -297,14 +297,14 @@ _GATES: Final = (StreamState.GATED.value, StreamState.OPENED.value)
 _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, StreamState.BUSY)
 
 
-def _gate_effect(side: ContrastSide) -> Iterable[Text]:
+def _gate_findings(side: ContrastSide) -> Iterable[Text]:
     """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
     judged = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
     for name, pairs in grouped(judged, lambda pair: name_of(pair[0][_GATES[0]])).items():
-        line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].told_apart else 0.0)
+        line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].significant else 0.0)
         closed, opened = (line[state] for state in _GATES)
         head = f"{name} {closed.cell.direction}"
-        if not compared.told_apart:
+        if not compared.significant:
             yield f"{head}: no clear difference between an open and a closed gate."
             continue
         ratio = max(compared.ratio, 1 / compared.ratio)
@@ -351,7 +351,7 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
         ratio="Opened / gated",
         more=lambda _: {"Path, opened / gated": _paths},
         notes=lambda _: ["Opened / gated: time if the event has fired, over the time from when it fires"],
-        find=_gate_effect,
+        find=_gate_findings,
     )
 
 
@@ -370,17 +370,17 @@ def _calls(view: View) -> Pinned | None:
     if EMPTY not in set(called["backend"]):
         return None
     pinned = view.pin(rows_with(called, stream_state="idle"), shown=("pause",))
-    return pinned if {_TIGHT, _AFTER} <= {_called(outcome) for outcome in outcomes_in(pinned.cells)} else None
+    return pinned if {_TIGHT, _AFTER} <= {_call_of(outcome) for outcome in outcomes_in(pinned.cells)} else None
 
 
-def _called(outcome: Outcome) -> str:
+def _call_of(outcome: Outcome) -> str:
     return _AFTER if outcome.cell.pause_us else _TIGHT
 
 
-def _call_effect(side: ContrastSide) -> Iterable[Text]:
+def _call_findings(side: ContrastSide) -> Iterable[Text]:
     """Say what the call takes after an engine's step, against a tight loop, where it differs most."""
     backends = [pair for pair in side.comparisons if pair[0][_TIGHT].cell.backend not in FLOORS]
-    differing = [pair for pair in backends if pair[1].told_apart]
+    differing = [pair for pair in backends if pair[1].significant]
     if differing:
         line, _ = max(differing, key=lambda pair: pair[1].ratio)
         tight, after = line[_TIGHT], line[_AFTER]
@@ -409,9 +409,9 @@ CALL: Final = Contrast(
         "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor; empty_torch "
         "launches one through torch, as engines' code is called: their floor"
     ),
-    arm=_called,
+    arm=_call_of,
     compared=(_TIGHT, _AFTER),
     time="caller_us",
     ratio="Thread, after / tight",
-    find=_call_effect,
+    find=_call_findings,
 )

@@ -214,18 +214,18 @@ def test_samples_are_paired_within_a_visit_alone() -> None:
 
 def test_intervals_of_pairs_hold_where_visits_are_correlated_and_processes_differ() -> None:
     for noise in NOISES:
-        pairs, _, told_apart = simulate(noise, 6, draws=200)
+        pairs, _, significant = simulate(noise, 6, draws=200)
         if not noise.start:  # no pairs of one start can hold what sets starts apart
             assert pairs >= (0.8 if noise.own else 0.9)
-            assert told_apart <= (0.05 if noise.own else 0.01)  # a report says: hardly any
+            assert significant <= (0.05 if noise.own else 0.01)  # a report says: hardly any
 
 
 @pytest.mark.parametrize("noise", [one for one in NOISES if not (one.own or one.start)], ids=lambda noise: noise.name)
 @pytest.mark.parametrize(("visits", "shapes"), [(6, 5), (6, 40), (2, 16)])
 def test_intervals_over_shapes_hold_what_they_say(noise: Noise, visits: int, shapes: int) -> None:
-    holds, told_apart = simulate_over(noise, visits, shapes, draws=1000)
+    holds, significant = simulate_over(noise, visits, shapes, draws=1000)
     assert holds >= 0.93 - 0.015  # twice the deviation of a thousand draws
-    assert told_apart <= 0.03
+    assert significant <= 0.03
 
 
 # Intervals and outliers of samples
