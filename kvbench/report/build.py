@@ -54,7 +54,7 @@ def _engines(view: View) -> PartOrReason:
 
 # The tables of the questions come first, each with the config that measures it; then the details.
 SECTIONS: Final = (
-    Section(document.ANSWER, "Answer", answer.make, of_all=True, config="quick"),
+    Section(document.ANSWER, "Answer", answer.make, covers_earlier=True, config="quick"),
     Section("order", "Access order: STREAM against ANY", _contrast(streams.ORDER), config="order"),
     Section("models", "Models: copy by copy against batched", models.make, config="models"),
     Section("cliff", "Cliff: GB/s against block size", cliff.make, config="cliff"),
@@ -64,31 +64,33 @@ SECTIONS: Final = (
         _contrast(threshold.THRESHOLD),
         config="threshold",
     ),
-    Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, of_all=True, config="sm-ladder"),
+    Section("sm-ladder", "SM ladder: GB/s against SM count", sm_ladder.make, covers_earlier=True, config="sm-ladder"),
     Section(
         "queue",
         "Queue depth: a submission behind queued swaps",
         _contrast(streams.QUEUE_DEPTH, streams.QUEUE_STREAMS),
         config="queue",
     ),
-    Section("beside", "Beside a step: what swaps cost it", beside.make, of_all=True, config="beside"),
+    Section("beside", "Beside a step: what swaps cost it", beside.make, covers_earlier=True, config="beside"),
     Section("opposite", "Both directions at once: GB/s of each", _contrast(placement.OPPOSITE)),
     Section("priority", "Priority: the stream of the swaps", _contrast(streams.PRIORITY)),
-    Section("machines", "Machines: side by side", machines.make, of_all=True),
+    Section("machines", "Machines: side by side", machines.make, covers_earlier=True),
     Section("streams", "Stream states: idle, opened, gated, busy", _contrast(*streams.STREAM_STATES)),
     Section("locality", "Locality: fresh, scattered blocks against hot, dense ones", _contrast(placement.LOCALITY)),
-    Section("limits", "Address translation: scattered small blocks a second", limits.make, of_all=True, leads=True),
+    Section(
+        "limits", "Address translation: scattered small blocks a second", limits.make, covers_earlier=True, leads=True
+    ),
     Section("runs", "Adjacent blocks: GB/s against their number", _contrast(placement.RUNS)),
     Section("fragments", "Fragments: GB/s against their size", _contrast(placement.FRAGMENTS)),
     Section("gather", "Gathers: rows by ids on the GPU, in a CUDA graph", _contrast(gathers.GATHERS)),
     Section("registrations", "Registrations: us a descriptor by their number", _contrast(placement.REGISTRATIONS)),
-    Section("trace", "Replay: the swaps of a trace", replay.make, of_all=True),
-    Section("engines", "Engines: their own code, and the best backend of the run", _engines, of_all=True),
+    Section("trace", "Replay: the swaps of a trace", replay.make, covers_earlier=True),
+    Section("engines", "Engines: their own code, and the best backend of the run", _engines, covers_earlier=True),
     Section("call", "An engine's call: the thread's time, tight and after a step", _contrast(streams.CALL)),
     Section("layers", "Layers: loads that a step waits for, layer by layer", layers.make),
     Section("devices", "Devices: swaps on all of them at once", placement.make_devices, True),
 )
-COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, of_all=True, leads=True)
+COMPARISON: Final = Section("comparison", "Comparison: two runs", comparison.make, covers_earlier=True, leads=True)
 # What a report shows of a run that fills no section.
 CELLS: Final = Section("cells", "Cells: all that the run measured", answer.make_cells)
 
@@ -145,7 +147,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     def weight(view: View) -> tuple[float, ...]:
         visits, *size = view.weight
         is_asked = view.run.info.spec.get("name") == section.measured_by
-        return (len(view.earlier),) if section.of_all else (visits, is_asked, *size)
+        return (len(view.earlier),) if section.covers_earlier else (visits, is_asked, *size)
 
     filled: list[tuple[View, Callable[[], Part]]] = []
     reasons: dict[int, str] = {}  # by the number of earlier runs, as all orders here
@@ -155,7 +157,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
             reasons[len(view.earlier)] = part_or_reason
         else:
             filled.append((view, part_or_reason))
-            if section.of_all:
+            if section.covers_earlier:
                 # The last run's part covers the runs before it: theirs would say the same again.
                 break
     if not filled:
@@ -168,7 +170,7 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     ]
     charts = [chart for chart in part.charts if chart.plot.most_points > 1]  # a single point is no line
     part = replace(part, findings=findings, charts=charts)
-    return Chapter(section, fullest, part, [] if section.of_all else others), {}
+    return Chapter(section, fullest, part, [] if section.covers_earlier else others), {}
 
 
 def make_folder(out: Path) -> None:

@@ -340,12 +340,12 @@ def host_remarks(hosts: Mapping[str, HostReport]) -> list[str]:
     for name, report in hosts.items():
         others = [hosts[other] for other in hosts if other != name and hosts[other].card == report.card]
         if len(others) + 1 >= LEAST_HOSTS:
-            lines += [f"{name}: {text}" for text in _apart(report, others)]
+            lines += [f"{name}: {text}" for text in _outlying_figures(report, others)]
         lines += [f"{name}: {problem.text}" for problem in report.health.problems]
     return lines
 
 
-def _apart(report: HostReport, others: Sequence[HostReport]) -> list[str]:
+def _outlying_figures(report: HostReport, others: Sequence[HostReport]) -> list[str]:
     """The figures of a host that differ from the others' by more than two starts on one host do."""
     texts = []
     for field, title, _, kind in _FIGURES:

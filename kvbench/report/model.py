@@ -177,14 +177,14 @@ class Section:
 
     A section with a `config` stands on the first page, and the config measures what it needs; of one that `leads`, the
     first finding alone stands there. Of several runs, a report shows the one with most visits, then one of the config,
-    then the one with most block sizes and cells. With `of_all`, what a run adds covers the runs before it too, and the
-    last one is shown.
+    then the one with most block sizes and cells. With `covers_earlier`, what a run adds covers the runs before it too,
+    and the last one is shown.
     """
 
     name: str
     title: str
     make: Callable[["View"], PartOrReason]
-    of_all: bool = False
+    covers_earlier: bool = False
     config: str = ""
     leads: bool = False
 

@@ -46,7 +46,7 @@ _ORDINARY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """Cells that differ in the shown axes alone; `hidden` are the others, which a table leaves out."""
+    """Cells that differ in free axes alone; `hidden` are the others, which a table leaves out."""
 
     cells: "pd.DataFrame"
     hidden: Sequence[str]
@@ -56,26 +56,26 @@ class Pinned:
         return "; ".join(filter(None, (_axis_text(outcomes, axis) for axis in self.hidden if axis != "sms")))
 
 
-def _hidden(shown: Collection[str]) -> list[str]:
+def _hidden(free: Collection[str]) -> list[str]:
     # the workload first: what a backend's rule chooses depends on it
-    return sorted((axis for axis in SIDE_AXES if axis not in shown), key=lambda axis: axis not in _HOT)
+    return sorted((axis for axis in SIDE_AXES if axis not in free), key=lambda axis: axis not in _HOT)
 
 
-def pin(outcomes: Iterable[Outcome], shown: Collection[str]) -> list[Outcome]:
-    """Keep, per backend and direction, one value of every side axis that is not shown: the one with most cells.
+def pin(outcomes: Iterable[Outcome], free: Collection[str]) -> list[Outcome]:
+    """Keep, per backend and direction, one value of every side axis that is not `free`: the one with most cells.
 
     SMs are the exception that a rule makes: a swap keeps the count that swaps of its size have elsewhere.
     Where a backend was measured without an axis, cells that were skipped for a value on it go. Cells with a queue, and
-    gathers by ids on the GPU, have sections of their own: they stay only where `QUEUE` or `list` is shown.
+    gathers by ids on the GPU, have sections of their own: they stay only where `QUEUE` or `list` is free.
     """
-    if not set(QUEUE) <= set(shown):
+    if not set(QUEUE) <= set(free):
         outcomes = (outcome for outcome in outcomes if is_alone(outcome.cell))
-    if "list" not in shown:
+    if "list" not in free:
         outcomes = (outcome for outcome in outcomes if outcome.cell.list_place is not ListPlace.GPU)
     kept: list[Outcome] = []
     # Axis by axis, since the value of most cells on one axis depends on what is left by those before it.
     for left in grouped(outcomes, lambda outcome: (outcome.cell.backend, outcome.cell.direction)).values():
-        for axis in _hidden(shown):
+        for axis in _hidden(free):
             values = _values(left, axis)
             # A value of which nothing was measured is shown where no other was measured either.
             measured = list(filter(is_measured, left)) or left
@@ -182,15 +182,15 @@ class View:
 
         return cells_of(self.outcomes)
 
-    def pin(self, cells: "pd.DataFrame", shown: Collection[str]) -> Pinned:
+    def pin(self, cells: "pd.DataFrame", free: Collection[str]) -> Pinned:
         """Those of some cells that `pin` keeps."""
-        kept = set(pin(cells["outcome"], shown))
-        return Pinned(cells[cells["outcome"].isin(kept)], _hidden(shown))
+        kept = set(pin(cells["outcome"], free))
+        return Pinned(cells[cells["outcome"].isin(kept)], _hidden(free))
 
     @cached_property
     def pinned(self) -> Pinned:
         """The cells of a table that shows no side axis."""
-        return self.pin(self.cells, shown=())
+        return self.pin(self.cells, free=())
 
     @cached_property
     def weight(self) -> tuple[float, int, int]:

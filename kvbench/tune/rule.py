@@ -51,9 +51,9 @@ class KeptArms(dict[Choice, Visits]):
         super().__init__(visits)
         self.measured = measured
         self.ratios = cache(lambda base, other: log_ratios(self.get(base, {}), self.get(other, {})))
-        self.apart = cache(self._apart)
+        self.across_starts = cache(self._compare_across_starts)
 
-    def _apart(self, base: Choice, other: Choice) -> Comparison:
+    def _compare_across_starts(self, base: Choice, other: Choice) -> Comparison:
         """Compare two methods that no round has both of: each start of kvbench moves them by the spread of starts."""
         between = max(map(self.measured.between, (base, other)))
         return compare_apart([*self[base].values()], [*self[other].values()], TIED, between)
@@ -143,7 +143,7 @@ def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> 
         return compare_over(pairs, TIED)
     # The mean weighs the shapes with pairs, which share one comparison, as much as the others.
     in_turn = [compare_over(pairs, TIED)] * len(pairs) if pairs else []
-    apart = [arms.apart(base, other) for arms in common if not arms.ratios(base, other)]
+    apart = [arms.across_starts(base, other) for arms in common if not arms.ratios(base, other)]
     return mean_comparison(in_turn + apart, TIED)
 
 

@@ -124,14 +124,14 @@ class Contrast:
     """How a section selects, groups, compares and shows its cells.
 
     `select` returns cells, None for none; `needed` is what a run needs to have some. A table has the cells that are
-    equal in the values `apart`. Of `compared` arms the second is held against the first, by their `time`; a line
+    equal in the values `tables_by`. Of `compared` arms the second is held against the first, by their `time`; a line
     without both is left out, and `ratio` is the head of the column. `last` are lines below: their first texts, and the
     others by arm; where there are some, `last_note` says what they mean.
     """
 
     needed: str
     select: Callable[[View], Pinned | None]
-    apart: Sequence[Value]
+    tables_by: Sequence[Value]
     keys: Sequence[Key]
     title: Callable[[ContrastSide], str]
     columns: Callable[[ContrastSide], Sequence[Figure]]
@@ -176,7 +176,7 @@ def sides_of(contrast: Contrast, view: View, pinned: Pinned) -> list[ContrastSid
     keys = [f"key {number}" for number in range(len(contrast.keys))]
     named = pd.DataFrame(
         {
-            "table": [tuple(value(cell) for value in contrast.apart) for cell in cells],
+            "table": [tuple(value(cell) for value in contrast.tables_by) for cell in cells],
             "arm": [*map(contrast.arm, outcomes)],
             **{name: [key.value(cell) for cell in cells] for name, key in zip(keys, contrast.keys, strict=True)},
             OUTCOME: outcomes,

@@ -26,7 +26,7 @@ def _gathers(view: View) -> Pinned | None:
     ladders = measured(cells).groupby(["backend", "direction", "block_bytes", "sms"], dropna=False)["blocks"]
     if not ladders.nunique().max() >= _MIN_ROWS:  # NaN without any
         return None
-    return view.pin(cells, shown=("sms", "list"))
+    return view.pin(cells, free=("sms", "list"))
 
 
 def _grid(outcome: Outcome) -> str:
@@ -91,7 +91,7 @@ def _sufficient_findings(side: ContrastSide) -> Iterable[Text]:
 GATHERS: Final = Contrast(
     needed=f"it needs {_MIN_ROWS} numbers of rows gathered by ids on the GPU (list=gpu)",
     select=_gathers,
-    apart=(backend, size),
+    tables_by=(backend, size),
     keys=(Key("Rows", BLOCKS.value, BLOCKS.text),),
     title=lambda side: (
         f"{side.backend}, rows of {bytes_size(side.cell.block_bytes)}: us from the launch of a CUDA graph "

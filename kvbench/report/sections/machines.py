@@ -92,7 +92,7 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
 
 def _cliff(runs: Sequence[View]) -> str:
     """The two sizes, the closest of any run, between which batched h2d copies on an idle stream jump."""
-    curves = chain.from_iterable(curves_of(pin(view.outcomes, shown=())) for view in runs)
+    curves = chain.from_iterable(curves_of(pin(view.outcomes, free=())) for view in runs)
     batched = [curve for curve in curves if curve.series == (BATCHED, "h2d", "idle")]
     cliffs = [curve.cliff for curve in batched if curve.cliff]
     if not cliffs:

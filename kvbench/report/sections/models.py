@@ -108,7 +108,7 @@ def _pin_each(view: View, swaps: Sequence[ModelSwap]) -> Pinned:
     pins = []
     for blocks, size, device, host in dict.fromkeys(map(_shape, swaps)):
         same = rows_with(view.cells, blocks=blocks, block_bytes=size, pattern=device, host_pattern=host)
-        pins.append(view.pin(same, shown=("pattern", "host_pattern")))
+        pins.append(view.pin(same, free=("pattern", "host_pattern")))
     return Pinned(cells_of(chain.from_iterable(outcomes_in(pinned.cells) for pinned in pins)), pins[0].hidden)
 
 

@@ -36,7 +36,7 @@ def _placement_of(outcome: Outcome) -> str:
 
 
 def _hot_and_far(view: View) -> Pinned | None:
-    pinned = view.pin(view.cells, shown=("pool", "reuse", "sms"))
+    pinned = view.pin(view.cells, free=("pool", "reuse", "sms"))
     idle = rows_with(pinned.cells, stream_state="idle")
     largest = int(idle["pool_bytes"].max()) if len(idle) else 0
     if not largest:
@@ -69,7 +69,7 @@ def _rate_by_sms(outcome: Outcome) -> str:
 LOCALITY: Final = Contrast(
     needed="it needs a swap measured both hot and dense and from a large pool",
     select=_hot_and_far,
-    apart=(contrast.by_direction,),
+    tables_by=(contrast.by_direction,),
     keys=(contrast.SWAP, contrast.BACKEND),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
     columns=lambda _: [Figure(arm, arm, _rate_by_sms) for arm in _ARMS.values()],
@@ -98,7 +98,7 @@ def _extent(cell: Cell) -> int | None:
 
 def _in_runs(view: View) -> Pinned | None:
     idle = rows_with(view.cells, stream_state="idle")
-    pinned = view.pin(selected(idle, lambda outcome: _extent(outcome.cell)), shown=("pattern",))
+    pinned = view.pin(selected(idle, lambda outcome: _extent(outcome.cell)), free=("pattern",))
     cells = measured(pinned.cells)
     lengths = cells.groupby(["backend", "direction", "block_bytes", "blocks"])["pattern"].transform("nunique")
     several = cells[lengths >= MIN_LENGTHS]
@@ -109,7 +109,7 @@ _EXTENT: Final = Key("Extent", _extent, lambda outcome: count(_extent(outcome.ce
 RUNS: Final = Contrast(
     needed=f"it needs a backend measured at {MIN_LENGTHS} extents (pattern=shuffled,runs-8,runs-32) when idle",
     select=_in_runs,
-    apart=(contrast.by_direction,),
+    tables_by=(contrast.by_direction,),
     keys=(contrast.SWAP, _EXTENT),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s by the number of adjacent blocks",
     columns=contrast.backends,
@@ -213,7 +213,7 @@ _OPPOSITE: Final = {
 OPPOSITE: Final = Contrast(
     needed="it needs cells whose swaps run beside those of the other direction (opposite=on)",
     select=_with_opposite,
-    apart=(),
+    tables_by=(),
     keys=(contrast.DIRECTION, contrast.METHOD, contrast.SWAP),
     title=lambda _: "GB/s of swaps of both directions, each alone and at once",
     columns=lambda side: [Figure(head, side.arms[0], _opposite_rate(column)) for head, column in _OPPOSITE.items()],
@@ -233,7 +233,7 @@ _REGISTRATIONS: Final = Key("Registrations", _registrations, lambda outcome: cou
 def _in_registrations(view: View) -> Pinned | None:
     idle = rows_with(view.cells, stream_state="idle")
     cells = selected(idle, lambda outcome: re.match(r"shared|slots-", outcome.cell.memory or ""))
-    pinned = view.pin(cells, shown=("memory",))
+    pinned = view.pin(cells, free=("memory",))
     numbers = {_registrations(outcome.cell) for outcome in outcomes_in(measured(pinned.cells))}
     return pinned if len(numbers) > 1 else None
 
@@ -265,7 +265,7 @@ def _registration_findings(side: ContrastSide) -> Iterable[Text]:
 REGISTRATIONS: Final = Contrast(
     needed="it needs pools in different numbers of registrations (memory=shared,slots-256KiBx2)",
     select=_in_registrations,
-    apart=(contrast.by_direction, contrast.size),
+    tables_by=(contrast.by_direction, contrast.size),
     keys=(contrast.BLOCKS, _REGISTRATIONS),
     title=lambda side: (
         f"{side.cell.direction} of {bytes_size(side.cell.block_bytes)}, idle stream: us a descriptor by the "
@@ -292,7 +292,7 @@ _RANKS: Final = Key("Ranks", _ranks, lambda outcome: str(_ranks(outcome.cell)))
 
 def _in_fragments(view: View) -> Pinned | None:
     idle = rows_with(view.cells, stream_state="idle")
-    pinned = view.pin(selected(idle, lambda outcome: _ranks(outcome.cell)), shown=("pattern", "host_pattern"))
+    pinned = view.pin(selected(idle, lambda outcome: _ranks(outcome.cell)), free=("pattern", "host_pattern"))
     return pinned if measured(pinned.cells)["backend"].nunique() > 1 else None
 
 
@@ -318,7 +318,7 @@ def _fragment_findings(side: ContrastSide) -> Iterable[Text]:
 FRAGMENTS: Final = Contrast(
     needed="it needs two backends measured on fragments (pattern=fragments-16x8)",
     select=_in_fragments,
-    apart=(contrast.by_direction,),
+    tables_by=(contrast.by_direction,),
     keys=(_RANKS, contrast.SIZE),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of fragments by their size",
     columns=contrast.backends,

@@ -106,7 +106,7 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
 
 
 def _ladders(view: View) -> Ladders | None:
-    pinned = view.pin(view.cells[view.cells["sms"].notna()], shown=("sms",))
+    pinned = view.pin(view.cells[view.cells["sms"].notna()], free=("sms",))
     cells = measured(pinned.cells)
     many = cells["blocks"] >= _MANY_BLOCKS
     cells = cells[many] if many.any() else cells

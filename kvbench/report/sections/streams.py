@@ -35,7 +35,7 @@ _ORDERS: Final = ("stream", "any")
 
 
 def _both_orders(view: View) -> Pinned | None:
-    pinned = view.pin(copied(view.cells), shown=("order",))
+    pinned = view.pin(copied(view.cells), free=("order",))
     cells = _with_twins(pinned.cells[pinned.cells["order"].isin(_ORDERS)], lambda cell: replace(cell, order=None))
     return Pinned(cells, pinned.hidden) if len(cells) else None
 
@@ -96,7 +96,7 @@ def _with_path(outcome: Outcome | None) -> str:
 ORDER: Final = Contrast(
     needed="it needs cells measured with order=stream and with order=any that are otherwise equal",
     select=_both_orders,
-    apart=(contrast.backend, _by_engines),
+    tables_by=(contrast.backend, _by_engines),
     keys=(contrast.DIRECTION, contrast.BLOCKS, contrast.SIZE),
     title=lambda side: f"STREAM against ANY, {side.backend}, {side.cell.stream_state} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
@@ -113,7 +113,7 @@ ORDER: Final = Contrast(
 
 def _both_priorities(view: View) -> Pinned | None:
     cells = _with_twins(copied(view.cells), lambda cell: replace(cell, priority=Priority.NONE))
-    return Pinned(cells, view.pin(view.cells, shown=("priority",)).hidden) if len(cells) else None
+    return Pinned(cells, view.pin(view.cells, free=("priority",)).hidden) if len(cells) else None
 
 
 def _lost_columns(side: ContrastSide) -> Mapping[str, Callable[[Line], Text]]:
@@ -134,7 +134,7 @@ def _neighbour_text(side: ContrastSide) -> str:
 PRIORITY: Final = Contrast(
     needed="it needs cells measured with priority=none and with priority=low that are otherwise equal",
     select=_both_priorities,
-    apart=(lambda cell: str(cell.neighbour),),
+    tables_by=(lambda cell: str(cell.neighbour),),
     keys=(contrast.DIRECTION, contrast.METHOD, contrast.SWAP),
     title=lambda side: f"us of swaps on a stream of no and of the lowest priority, beside {_neighbour_text(side)}",
     columns=lambda _: [Figure(arm.value, arm.value, _swap_us) for arm in (Priority.NONE, Priority.LOW)],
@@ -159,7 +159,7 @@ def _queue_arm(outcome: Outcome) -> str:
 def _depths(view: View) -> Pinned | None:
     if len({outcome.cell.queued for outcome in view.measured}) < MIN_DEPTHS:
         return None
-    pinned = view.pin(view.cells, shown=QUEUE)
+    pinned = view.pin(view.cells, free=QUEUE)
     busy = rows_with(pinned.cells, stream_state="busy")
     ladder = ["block_bytes", "direction", "backend", "blocks", "streams"]
     depths = measured(busy).groupby(ladder)["queued"].nunique().rename("depths")
@@ -169,7 +169,7 @@ def _depths(view: View) -> Pinned | None:
 
 
 def _stream_counts(view: View) -> Pinned | None:
-    pinned = view.pin(view.cells, shown=QUEUE)
+    pinned = view.pin(view.cells, free=QUEUE)
     queued = rows_with(pinned.cells, stream_state="busy").query("queued > 0")
     ladder = ["block_bytes", "direction", "backend", "blocks", "queued"]
     pools = measured(queued).groupby(ladder)["streams"].nunique().rename("pools")
@@ -265,7 +265,7 @@ def _cells_of(side: ContrastSide, arm: str) -> list[Outcome]:
 QUEUE_DEPTH: Final = Contrast(
     needed=f"it needs a backend measured on a busy stream behind {MIN_DEPTHS} numbers of queued swaps or more",
     select=_depths,
-    apart=(contrast.by_direction,),
+    tables_by=(contrast.by_direction,),
     keys=(Key("Queued", lambda cell: cell.queued, lambda outcome: count(outcome.cell.queued)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by queued swaps of the same kind",
     arm=_queue_arm,
@@ -283,7 +283,7 @@ QUEUE_DEPTH: Final = Contrast(
 QUEUE_STREAMS: Final = Contrast(
     needed=f"it needs a backend measured behind queued swaps on {MIN_STREAM_COUNTS} numbers of streams or more",
     select=_stream_counts,
-    apart=(contrast.by_direction,),
+    tables_by=(contrast.by_direction,),
     keys=(Key("Streams", lambda cell: cell.streams, lambda outcome: count(outcome.cell.streams)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by the streams that queued swaps are distributed over",
     arm=lambda outcome: f"{name_of(outcome)}, {swap_text(outcome.cell)}, {count(outcome.cell.queued)} queued",
@@ -334,14 +334,14 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
     """The table of batched copies, which the driver makes by the state of the stream, or of the others."""
 
     def select(view: View) -> Pinned | None:
-        pinned = view.pin(copied(view.cells), shown=())
+        pinned = view.pin(copied(view.cells), free=())
         cells = pinned.cells[(pinned.cells["backend"] == BATCHED) == of_batched]
         return Pinned(cells, pinned.hidden) if {*_GATES} <= set(cells["stream_state"]) else None
 
     return Contrast(
         needed="it needs cells measured with stream_state=gated and with stream_state=opened that are otherwise equal",
         select=select,
-        apart=(contrast.by_direction,),
+        tables_by=(contrast.by_direction,),
         keys=(contrast.METHOD, contrast.BLOCKS, contrast.SIZE),
         title=lambda side: f"{side.cell.direction}, {name}: us per swap by stream state",
         columns=_state_columns,
@@ -369,7 +369,7 @@ def _calls(view: View) -> Pinned | None:
     called = measured(view.cells)
     if EMPTY not in set(called["backend"]):
         return None
-    pinned = view.pin(rows_with(called, stream_state="idle"), shown=("pause",))
+    pinned = view.pin(rows_with(called, stream_state="idle"), free=("pause",))
     return pinned if {_TIGHT, _AFTER} <= {_call_of(outcome) for outcome in outcomes_in(pinned.cells)} else None
 
 
@@ -394,7 +394,7 @@ def _call_findings(side: ContrastSide) -> Iterable[Text]:
 CALL: Final = Contrast(
     needed="it needs empty launches beside swaps with pause=0 and with a pause (kvbench sweep call)",
     select=_calls,
-    apart=(contrast.by_direction,),
+    tables_by=(contrast.by_direction,),
     keys=(contrast.BLOCKS, contrast.SIZE, contrast.METHOD),
     title=lambda side: f"{side.cell.direction}: us of the thread, and until completion",
     columns=lambda _: [

@@ -32,7 +32,7 @@ _ORDER: Final = ("sustained", *(state for state in STATES if state != "sustained
 
 def _select(view: View) -> Pinned | None:
     """Batched copies and the other backends at the number of blocks that most of them have."""
-    pinned = view.pin(view.cells[~view.cells["backend"].isin(NO_CHOICES)], shown=("sizes",))
+    pinned = view.pin(view.cells[~view.cells["backend"].isin(NO_CHOICES)], free=("sizes",))
     timed = selected(pinned.cells, Outcome.times)
     names = set(timed["backend"])
     if BATCHED not in names or len(names) < 2:
@@ -66,7 +66,7 @@ def _size_text(outcome: Outcome) -> str:
 
 def _crossovers(side: ContrastSide) -> Sequence[tuple[Sequence[str], Mapping[str, Text]]]:
     """A line for each direction and SM count: from which size batched copies are faster than each kernel."""
-    pinned = side.view.pin(side.view.cells, shown=("sms",))
+    pinned = side.view.pin(side.view.cells, free=("sms",))
     cells = measured(rows_with(pinned.cells, stream_state=side.cell.stream_state.value, blocks=side.cell.blocks))
     lines: list[tuple[Sequence[str], Mapping[str, Text]]] = []
     for direction in DIRECTIONS:
@@ -197,7 +197,7 @@ THRESHOLD: Final = Contrast(
     needed=f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of "
     "blocks, direction and stream state",
     select=_select,
-    apart=(_by_state,),
+    tables_by=(_by_state,),
     keys=(DIRECTION, _PAGE),
     title=lambda side: (
         f"{'Back to back' if side.cell.stream_state == 'sustained' else side.cell.stream_state.capitalize()}, "
