@@ -26,17 +26,17 @@ FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 def render_report(report: Report) -> str:
     """The first page."""
     more = f"More: [{DETAILS_FILE}]({DETAILS_FILE})."
-    return _joined([f"# {TITLE}", *_first_page(report), more])
+    return _paragraphs([f"# {TITLE}", *_first_page(report), more])
 
 
 def render_details(report: Report) -> str:
     """Everything that the first page leaves out."""
-    return _joined([f"# {TITLE}: details", f"[{REPORT_FILE}]({REPORT_FILE}) is the first page.", *_details(report)])
+    return _paragraphs([f"# {TITLE}: details", f"[{REPORT_FILE}]({REPORT_FILE}) is the first page.", *_details(report)])
 
 
 def render_page(report: Report) -> str:
     """Both, for the page."""
-    return _joined([f"# {TITLE}", *_first_page(report), *_details(report)])
+    return _paragraphs([f"# {TITLE}", *_first_page(report), *_details(report)])
 
 
 def snippet(report: Report, what: str = "") -> str:
@@ -162,7 +162,7 @@ def _folded(table: DataTable) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _joined(parts: Iterable[str]) -> str:
+def _paragraphs(parts: Iterable[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 

@@ -220,6 +220,7 @@ def spread_of_runs(views: Sequence[View]) -> list[float]:
     """
     times: dict[tuple[object, ...], dict[tuple[str, ...], float]] = {}
     for view in views:
+        # The runs of one sweep began at one time by one command.
         sweep = (view.run.info.created, *view.run.info.command)
         for outcome in (outcome for outcome in view.measured if outcome.times()):
             times.setdefault((view.machine, outcome.cell), {}).setdefault(sweep, outcome.us())

@@ -65,7 +65,7 @@ def visits_that_count(records: Sequence[Record]) -> Sequence[Visit]:
     def disturbance(arms: Sequence[Visit]) -> tuple[float, ...]:
         return tuple(map(sum, zip(*(_disturbance(arm, ceilings) for arm in arms), strict=True)))
 
-    counting: set[int] = set()
+    counting: set[int] = set()  # by identity: a visit holds lists, and so has no hash
     for by_attempt in attempts.values():
         arms, *repeats = by_attempt.values()
         if repeats:  # most visits have one attempt, whose disturbance decides nothing

@@ -41,6 +41,7 @@ def summarize(
     figures = figures.set_index(pd.Index([*measured], dtype="int64")).reindex(frame.index)
     frame[figures.columns] = figures
     frame["device"] = _device_label(info)
+    # The slowest time is the lowest rate.
     for rate, time in (("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
         frame[f"gbps{rate}"] = (frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3).where(frame["gbps"].notna())
     quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})

@@ -138,6 +138,7 @@ class Search:
         than six visits, and for more sizes. Cells in another layout than most of their shape, or after a longer pause,
         are in no race: each gets six visits.
         """
+        # Other layouts and pauses answer questions of their own: they have no rivals here.
         raced = _raced(cells)
         self._not_raced = [cell for cell in cells if cell not in raced]
         cells = [cell for cell in cells if cell in raced]

@@ -67,6 +67,7 @@ def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
     times = _times(replays)
     leading = leaders(times, IN_TURN)
     fastest = [*leading]
+    # Where most lead, or visits are too few for a verdict, no method is worth naming.
     if len(replays) < 2 or len(fastest) > min(2, len(replays) - 1) or min(map(len, times.values())) < MIN_PAIRS:
         return ""
     first = next(replay for replay in replays if replay.method == fastest[0])
