@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pandas as pd
 
 from kvbench.analysis.compare import Comparison, Verdict, compare_visits
 from kvbench.analysis.curves import Cliff, find_cliff
@@ -22,9 +24,6 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
 from kvbench.report.view import View, is_measured
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.results.schema import EffectivePath
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Series = tuple[str, Direction, str]  # backend, direction, stream state
 GBPS: Final = PlotAxis("GB/s")
@@ -202,7 +201,7 @@ def _table(view: View, curves: Sequence[Curve], beside: Curve | None) -> DataTab
     )
 
 
-def _rows_by_size(grid: "pd.DataFrame", show: Callable[[Outcome], str]) -> list[list[str]]:
+def _rows_by_size(grid: pd.DataFrame, show: Callable[[Outcome], str]) -> list[list[str]]:
     rows = lines_of(grid)
     return [[bytes_size(size), *(tables.format_cell(outcome, show) for outcome in outcomes)] for size, outcomes in rows]
 

@@ -124,9 +124,10 @@ class Contrast:
     """How a section selects, groups, compares and shows its cells.
 
     `select` returns cells, None for none; `needed` is what a run needs to have some. A table has the cells that are
-    equal in the values `tables_by`. Of `compared` arms the second is held against the first, by their `time`; a line
-    without both is left out, and `ratio` is the head of the column. `last` are lines below: their first texts, and the
-    others by arm; where there are some, `last_note` says what they mean.
+    equal in the values `tables_by`; `includes` says what their times are, "" those of their stream state. Of `compared`
+    arms the second is held against the first, by their `time`; a line without both is left out, and `ratio` is the head
+    of the column. `last` are lines below: their first texts, and the others by arm; where there are some, `last_note`
+    says what they mean.
     """
 
     needed: str
@@ -135,7 +136,7 @@ class Contrast:
     keys: Sequence[Key]
     title: Callable[[ContrastSide], str]
     columns: Callable[[ContrastSide], Sequence[Figure]]
-    includes: Callable[[ContrastSide], str | tuple[str, ...]]
+    includes: tables.Clock = ""
     arm: Callable[[Outcome], str] = lambda outcome: outcome.cell.backend
     compared: tuple[str, str] | None = None
     time: str = "swap_us"
@@ -224,7 +225,7 @@ def _table(side: ContrastSide) -> DataTable:
     return tables.measured_table(
         side.view,
         side.measured,
-        contrast.includes(side),
+        contrast.includes or tables.INCLUDES[side.cell.stream_state],
         contrast.title(side),
         header,
         body,

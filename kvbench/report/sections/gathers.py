@@ -99,7 +99,7 @@ GATHERS: Final = Contrast(
     ),
     arm=_grid,
     columns=_grids,
-    includes=lambda _: "Medians in us by CUDA events around the launch, ids on the GPU before it",
+    includes="Medians in us by CUDA events around the launch, ids on the GPU before it",
     more=lambda _: {"M rows/s": _best_rate, "CTAs that suffice": lambda line: str(_sufficient_grid(line) or "")},
     last=_fit_line,
     notes=lambda _: [

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, product
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pandas as pd
 
 from kvbench.analysis.compare import Comparison
 from kvbench.cells.axes import StreamState
@@ -31,9 +33,6 @@ from kvbench.report.tables import (
 from kvbench.report.view import AS_ENGINES, DIRECTIONS, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 _SHAPE: Final = ("blocks", "block_bytes", "pattern", "host_pattern")
 Shape = tuple[int, int, str, str]
 
@@ -45,7 +44,7 @@ class ModelSide:
     view: View
     direction: str
     swaps: Sequence[ModelSwap]
-    cells: "pd.DataFrame"
+    cells: pd.DataFrame
     pinned: Pinned
 
     @cached_property
@@ -57,7 +56,7 @@ class ModelSide:
     def outcome(self, swap: ModelSwap, backend: str, state: str) -> Outcome | None:
         return self._grid.get((state, backend), {}).get(_shape(swap))
 
-    def measured(self, state: str) -> "pd.DataFrame":
+    def measured(self, state: str) -> pd.DataFrame:
         return rows_with(measured(self.cells), stream_state=state)
 
     def backends(self, state: str) -> set[str]:

@@ -17,7 +17,7 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
-from kvbench.report.tables import INCLUDES, measured_table, method_of, name_of, rate, ratio_text, swap_text
+from kvbench.report.tables import measured_table, method_of, name_of, rate, ratio_text, swap_text
 from kvbench.report.view import Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome, grouped, opposite_rate
 
@@ -73,7 +73,6 @@ LOCALITY: Final = Contrast(
     keys=(contrast.SWAP, contrast.BACKEND),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
     columns=lambda _: [Figure(arm, arm, _rate_by_sms) for arm in _ARMS.values()],
-    includes=lambda _: INCLUDES["idle"],
     arm=_placement_of,
     compared=(_HOT, _FAR),
     ratio="Cost",
@@ -113,7 +112,6 @@ RUNS: Final = Contrast(
     keys=(contrast.SWAP, _EXTENT),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s by the number of adjacent blocks",
     columns=contrast.backends,
-    includes=lambda _: INCLUDES["idle"],
     fastest=True,
     notes=lambda _: [
         "Extent: how many blocks are adjacent, in the same order on both sides; 1: scattered one by one (shuffled)"
@@ -217,7 +215,7 @@ OPPOSITE: Final = Contrast(
     keys=(contrast.DIRECTION, contrast.METHOD, contrast.SWAP),
     title=lambda _: "GB/s of swaps of both directions, each alone and at once",
     columns=lambda side: [Figure(head, side.arms[0], _opposite_rate(column)) for head, column in _OPPOSITE.items()],
-    includes=lambda _: "CUDA events, while swaps of both directions ran",
+    includes="CUDA events, while swaps of both directions ran",
     arm=lambda _: "on",
 )
 
@@ -272,7 +270,6 @@ REGISTRATIONS: Final = Contrast(
         "number of registrations"
     ),
     columns=lambda side: [Figure(column.head, column.arm, _a_descriptor) for column in contrast.backends(side)],
-    includes=lambda _: INCLUDES["idle"],
     notes=lambda _: [
         "Registrations: in which the pool of the host lies: a file in /dev/shm, registered whole or slot by slot; us a "
         "descriptor: time of the swap over its number of blocks"
@@ -322,7 +319,6 @@ FRAGMENTS: Final = Contrast(
     keys=(_RANKS, contrast.SIZE),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of fragments by their size",
     columns=contrast.backends,
-    includes=lambda _: INCLUDES["idle"],
     fastest=True,
     notes=lambda _: [
         "Fragments: pieces of a page that all ranks share, one descriptor each; those of a rank are adjacent on the "

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from kvbench.analysis.compare import middle_of
 from kvbench.analysis.curves import knee
@@ -28,9 +29,6 @@ from kvbench.report.view import DIRECTIONS, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import export
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MIN_COUNTS: Final = 3  # a knee has a count below it and one above
 # Fewer blocks end before every SM is at work, and their launch takes a part of the time.
@@ -74,7 +72,7 @@ class Ladders(NamedTuple):
 
     view: View
     pinned: Pinned
-    cells: "pd.DataFrame"
+    cells: pd.DataFrame
 
 
 def make(view: View) -> PartOrReason:
@@ -154,7 +152,7 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     return Part([finding], [_chart(ladders.view, state, kernels)], tables)
 
 
-def _ladders_of(cells: "pd.DataFrame") -> dict[Side, Ladder]:
+def _ladders_of(cells: pd.DataFrame) -> dict[Side, Ladder]:
     """The ladders of each direction and block size, h2d first."""
     ladders: dict[Side, Ladder] = {}
     for direction in DIRECTIONS:
@@ -194,7 +192,7 @@ def _slowdown_text(beside: Outcome | None) -> str:
     return takes_text(slowdown_by(beside.costs.values())) if beside else ""
 
 
-def _chart(view: View, state: str, kernels: "Mapping[str, pd.DataFrame]") -> Chart:
+def _chart(view: View, state: str, kernels: Mapping[str, pd.DataFrame]) -> Chart:
     """The ladders of all kernels in a stream state, side by side for the directions."""
     ladders = {backend: _ladders_of(cells) for backend, cells in kernels.items()}
     names = {backend: name_of(outcomes_in(cells)[0]) for backend, cells in kernels.items()}

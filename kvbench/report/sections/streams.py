@@ -100,7 +100,7 @@ ORDER: Final = Contrast(
     keys=(contrast.DIRECTION, contrast.BLOCKS, contrast.SIZE),
     title=lambda side: f"STREAM against ANY, {side.backend}, {side.cell.stream_state} stream",
     columns=lambda _: [Figure("STREAM med ms", "stream", milliseconds), Figure("ANY med ms", "any", milliseconds)],
-    includes=lambda _: (INCLUDES["swap_us"], "Delta: ANY / STREAM - 1, in turn", INCLUDES["caller_us"]),
+    includes=(INCLUDES["swap_us"], "Delta: ANY / STREAM - 1, in turn", INCLUDES["caller_us"]),
     arm=lambda outcome: str(outcome.cell.order),
     compared=("stream", "any"),
     ratio="Delta (95%)",
@@ -138,7 +138,7 @@ PRIORITY: Final = Contrast(
     keys=(contrast.DIRECTION, contrast.METHOD, contrast.SWAP),
     title=lambda side: f"us of swaps on a stream of no and of the lowest priority, beside {_neighbour_text(side)}",
     columns=lambda _: [Figure(arm.value, arm.value, _swap_us) for arm in (Priority.NONE, Priority.LOW)],
-    includes=lambda _: INCLUDES["swap_us"],
+    includes=INCLUDES["swap_us"],
     arm=lambda outcome: outcome.cell.priority.value,
     compared=(Priority.NONE.value, Priority.LOW.value),
     ratio="low / none",
@@ -270,7 +270,7 @@ QUEUE_DEPTH: Final = Contrast(
     title=lambda side: f"{side.cell.direction}: us a submission, by queued swaps of the same kind",
     arm=_queue_arm,
     columns=_submissions,
-    includes=lambda _: INCLUDES["caller_us"],
+    includes=INCLUDES["caller_us"],
     last=_knee_line,
     notes=lambda side: [
         f"Knee: first depth above {1 + QUEUE_KNEE.fraction:g}x the longer time of the two smallest",
@@ -288,7 +288,7 @@ QUEUE_STREAMS: Final = Contrast(
     title=lambda side: f"{side.cell.direction}: us a submission, by the streams that queued swaps are distributed over",
     arm=lambda outcome: f"{name_of(outcome)}, {swap_text(outcome.cell)}, {count(outcome.cell.queued)} queued",
     columns=_submissions,
-    includes=lambda _: INCLUDES["caller_us"],
+    includes=INCLUDES["caller_us"],
     notes=_full_notes,
 )
 
@@ -345,7 +345,7 @@ def _stream_states(name: str, *, of_batched: bool) -> Contrast:
         keys=(contrast.METHOD, contrast.BLOCKS, contrast.SIZE),
         title=lambda side: f"{side.cell.direction}, {name}: us per swap by stream state",
         columns=_state_columns,
-        includes=lambda _: INCLUDES["swap_us"],
+        includes=INCLUDES["swap_us"],
         arm=lambda outcome: outcome.cell.stream_state.value,
         compared=_GATES,
         ratio="Opened / gated",
@@ -403,7 +403,7 @@ CALL: Final = Contrast(
         Figure("Thread us, after a step", _AFTER, _caller_us),
         Figure("Completion us, after a step", _AFTER, _wall_us),
     ],
-    includes=lambda _: (
+    includes=(
         "Medians in us on an idle stream, from the caller's list. Thread: until the call returns. Completion: until "
         "the host sees it. Tight: one call behind the other. After a step: the thread works between two calls, as an "
         "engine does, in other memory and code. empty launches a kernel that copies nothing: the floor; empty_torch "

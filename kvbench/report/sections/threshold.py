@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pandas as pd
 
 from kvbench.analysis.compare import Verdict
 from kvbench.cells.cell import EQUAL, Cell
@@ -17,9 +19,6 @@ from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, 
 from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds, name_of
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome, grouped
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2  # one below the crossover, one above
@@ -47,7 +46,7 @@ def _select(view: View) -> Pinned | None:
     return Pinned(cells, pinned.hidden) if len(cells) else None
 
 
-def common_blocks(timed: "pd.DataFrame") -> int:
+def common_blocks(timed: pd.DataFrame) -> int:
     """The number of blocks that most backends have: 10 000 if it is one, else the largest with most sizes."""
     kinds = timed.groupby("blocks")[["backend", "block_bytes"]].nunique()
     ranks = zip(kinds["backend"], kinds.index == USUAL_BLOCKS, kinds["block_bytes"], kinds.index, strict=True)
@@ -204,7 +203,6 @@ THRESHOLD: Final = Contrast(
         f"N = {count(side.cell.blocks)}: GB/s of {BATCHED} against the other backends"
     ),
     columns=backends,
-    includes=lambda side: INCLUDES[side.cell.stream_state],
     fastest=True,
     last=_crossovers,
     last_note=f"Crossover: from this size {BATCHED} is faster",
