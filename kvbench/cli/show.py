@@ -20,6 +20,7 @@ from kvbench.models.presets import ModelChoice
 
 if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
+    from kvbench.report.whole_runs import Remarks
     from kvbench.results import Run
     from kvbench.tune.advice import Advice
     from kvbench.tune.situations import Question
@@ -225,12 +226,12 @@ def show_answer(
     from kvbench.report.whole_runs import remarks_on
     from kvbench.tune.table import page_of
 
+    remarks = remarks_on(runs)
     advice, why, findings = _answer(runs, question, may, output, or_findings=or_findings)
     if output.as_json:
-        typer.echo(json.dumps(_record(runs, advice, findings, costs=output.open), indent=2))
+        typer.echo(json.dumps(_record(remarks, advice, findings, costs=output.open), indent=2))
     else:
-        host_note, faults = remarks_on(runs)
-        notes, warnings = filter(None, [host_note]), (f"Warning: {fault}" for fault in faults)
+        notes, warnings = filter(None, [remarks.host_note]), (f"Warning: {fault}" for fault in remarks.warnings)
         if advice is None:
             print_page([*notes, f"No choice: {why}", *findings, *warnings])
         else:
@@ -265,14 +266,13 @@ def _answer(
 
 
 def _record(
-    runs: "Sequence[Run]", advice: "Advice | None", findings: Sequence[str], *, costs: bool = False
+    remarks: "Remarks", advice: "Advice | None", findings: Sequence[str], *, costs: bool = False
 ) -> dict[str, Any]:
     """An answer as JSON, or the findings in its place, with what a reader must know of the runs."""
-    from kvbench.report.whole_runs import remarks_on
     from kvbench.tune.advice import record_of
 
     found = {"findings": findings} if advice is None else record_of(advice, costs=costs)
-    return {**remarks_on(runs)._asdict(), **found}
+    return {**remarks._asdict(), **found}
 
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
@@ -318,6 +318,7 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
     from kvbench.report.view import views_of
+    from kvbench.report.whole_runs import remarks_on
     from kvbench.results.outcomes import grouped
     from kvbench.tune.text import Grid
 
@@ -333,6 +334,6 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     for card, of_card in grouped(views, lambda view: view.card).items():
         card_runs = [view.run for view in of_card]
         advice, _, findings = _answer(card_runs, question, Allowed(), output, or_findings=True)
-        machines[card] = _record(card_runs, advice, findings)
+        machines[card] = _record(remarks_on(card_runs), advice, findings)
     texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
     typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))

@@ -56,8 +56,8 @@ def origin_of(runs: Sequence[Run]) -> Origin:
     cells = {cell for run in runs for cell in run.outcomes}
     directions = [direction for direction in Direction if any(cell.direction is direction for cell in cells)]
     trace = runs[0].trace if all(run.trace for run in runs) else {}
-    infos = [run.info for run in runs]
-    return Origin(machine_of(runs), infos, directions, ceilings_of(runs), workload_axes(runs), trace)
+    machine, workload = machine_of(runs), workload_axes(runs)
+    return Origin(machine, [run.info for run in runs], directions, ceilings_of(runs), workload, trace)
 
 
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:
