@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from kvbench.ground.errors import RunDirectoryError, UsageError
+from kvbench.ground.files import make_report_folder, write_report
 from kvbench.ground.text import counted
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _Json = Annotated[bool, typer.Option("--json", help="Print the files and the war
 def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snippet = None) -> None:
     """Write report.md, details.md, report.html, and charts as PNG and SVG. Needs no GPU and no torch."""
     from kvbench.cli.options import print_lines
-    from kvbench.report.build import make_folder, report_files, report_of, write_files
+    from kvbench.report.build import report_files, report_of
     from kvbench.report.document import snippet as snippet_of
     from kvbench.report.health import health_of
     from kvbench.report.whole_runs import warnings_of
@@ -52,8 +53,8 @@ def report(runs: _Runs, out: _Out = None, as_json: _Json = False, snippet: _Snip
         typer.echo(snippet_of(report_of(loaded, unread), snippet or ""), nl=False)
         _check_read(unread)
         return
-    make_folder(folder)  # a report takes minutes to draw
-    files = write_files(report_files(loaded, unread, progress), folder)
+    make_report_folder(folder)  # a report takes minutes to draw
+    files = write_report(report_files(loaded, unread, progress), folder)
     warnings = [f"{run.path}: {text}" for run in loaded for text in warnings_of(run)]
     if as_json:
         typer.echo(json.dumps({"files": [str(file) for file in files], "warnings": [*warnings, *unread]}, indent=2))

@@ -6,7 +6,7 @@ import stat
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
@@ -79,6 +79,26 @@ def write_whole(path: Path, data: bytes, *, wait: bool = True) -> None:
     except OSError as error:
         raise_if_no_room(path, error)
         raise
+
+
+def make_report_folder(out: Path) -> None:
+    """Make the folder `out` of a report that is not drawn yet; raises UsageError where no file can be written to it."""
+    with or_usage_error(f"cannot write the report to {out}"):
+        out.mkdir(parents=True, exist_ok=True)
+        # A folder can exist and take no files: a minute of drawing would be lost.
+        tempfile.TemporaryFile(dir=out).close()
+
+
+def write_report(files: Mapping[str, bytes], out: Path) -> list[Path]:
+    """Write the files of a report into the folder `out` and return them.
+
+    Raises UsageError when `out` cannot be written, StorageError when there is no room.
+    """
+    make_report_folder(out)
+    with or_usage_error(f"cannot write the report to {out}"):
+        for name, data in files.items():
+            write_whole(out / name, data, wait=False)
+    return [out / name for name in files]
 
 
 def sync_folder(path: Path) -> None:

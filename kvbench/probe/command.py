@@ -13,6 +13,7 @@ import typer
 from kvbench.cells.facts import device_named
 from kvbench.cli.options import version_line
 from kvbench.ground.errors import ExitCode, UsageError, brief
+from kvbench.ground.files import write_report
 from kvbench.ground.text import hint
 from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 
@@ -40,9 +41,7 @@ def probe(
     data = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"
     typer.echo(data if as_json else text, nl=False)
     if out is not None:
-        from kvbench.report.build import write_files
-
-        write_files({MARKDOWN_FILE: text.encode(), JSON_FILE: data.encode()}, out)
+        write_report({MARKDOWN_FILE: text.encode(), JSON_FILE: data.encode()}, out)
     raise typer.Exit(exit_code(report, named=bool(names)))
 
 

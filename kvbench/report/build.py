@@ -1,18 +1,15 @@
 """From runs to a report: its content as data, and its files: report.md, report.html and charts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import chain
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Final
 
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.analysis.margins import IN_TURN, WIDE
 from kvbench.cells.installed import ENGINES_SECTION
-from kvbench.ground.files import or_usage_error, write_whole
 from kvbench.report import document, model, whole_runs
 from kvbench.report.model import Chapter, Code, Part, PartOrReason, Report, Section, Text
 from kvbench.report.page import html_page
@@ -171,25 +168,6 @@ def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, d
     charts = [chart for chart in part.charts if chart.plot.most_points > 1]  # a single point is no line
     part = replace(part, findings=findings, charts=charts)
     return Chapter(section, fullest, part, [] if section.covers_earlier else others), {}
-
-
-def make_folder(out: Path) -> None:
-    """Make the folder `out` of a report that is not drawn yet; raises UsageError where no file can be written to it."""
-    with or_usage_error(f"cannot write the report to {out}"):
-        out.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=out).close()  # a folder can exist and take no files: a minute of drawing would be lost
-
-
-def write_files(files: Mapping[str, bytes], out: Path) -> list[Path]:
-    """Write files into the folder `out` and return them.
-
-    Raises UsageError when `out` cannot be written, StorageError when there is no room.
-    """
-    make_folder(out)
-    with or_usage_error(f"cannot write the report to {out}"):
-        for name, data in files.items():
-            write_whole(out / name, data, wait=False)
-    return [out / name for name in files]
 
 
 def report_files(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> dict[str, bytes]:

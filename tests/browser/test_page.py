@@ -10,7 +10,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.units import parse_size
-from kvbench.report.build import report_files, report_of, write_files
+from kvbench.ground.files import write_report
+from kvbench.report.build import report_files, report_of
 from kvbench.report.document import FOLD
 from kvbench.report.page import html_page
 from kvbench.results import Run
@@ -32,7 +33,7 @@ def cliff(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     records = [*synthetic.ceilings(), *measured, *again, synthetic.failure(first, "error 719")]
     folder = tmp_path_factory.mktemp("cliff")
     run = made_run(folder, [*records, synthetic.skip(second, "needs 9 GB")])
-    write_files(report_files([run]), folder / "report")
+    write_report(report_files([run]), folder / "report")
     return run, folder / "report" / "report.html"
 
 

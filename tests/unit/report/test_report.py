@@ -18,8 +18,9 @@ from kvbench.cells.facts import BackendFacts
 from kvbench.cli.main import app
 from kvbench.cli.report import print_asked
 from kvbench.ground.errors import ExitCode, RunDirectoryError, UsageError
+from kvbench.ground.files import write_report
 from kvbench.report import markdown
-from kvbench.report.build import SECTIONS, report_files, report_of, write_files
+from kvbench.report.build import SECTIONS, report_files, report_of
 from kvbench.report.document import FOLD, asked_for, render_details, render_report, snippet, table_text
 from kvbench.report.model import Chapter, Report, plain
 from kvbench.report.numbers import TIMES
@@ -260,12 +261,10 @@ def test_code_shows_as_it_was(text: str) -> None:
 
 
 def test_a_link_in_the_output_folder_is_replaced_not_followed(tmp_path: Path) -> None:
-    run = made_run(tmp_path, [])
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
+    (victim := tmp_path / "victim").write_text("precious")
     (out := tmp_path / "out").mkdir()
     (out / "report.md").symlink_to(victim)
-    write_files(report_files([run]), out)
+    write_report(report_files([made_run(tmp_path, [])]), out)
     assert victim.read_text() == "precious"
     assert (out / "report.md").read_text().startswith("# KV-block swaps")
 
