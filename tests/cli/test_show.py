@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from kvbench.cells.axes import Direction, ListPlace, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cli.main import app
-from kvbench.ground.errors import RunDirectoryError, UsageError
+from kvbench.ground.errors import RunDirectoryError
 from kvbench.results import Ceiling
 from tests import synthetic
-from tests.command import BRIEF, output, swept, tiny
+from tests.command import BRIEF, output, refused, swept, tiny
 from tests.docs.schemas import misfits
 from tests.markdown import tokens
 
@@ -96,8 +96,7 @@ def test_a_gather_says_how_long_the_decode_step_of_a_model_waits(tmp_path: Path)
     assert more.startswith(text)
     assert "deepseek-v3" in more.removeprefix(text)  # what the run says of other swaps
     assert json.loads(output("show", both, *of_model, "--json"))["models"]
-    of_other = CliRunner().invoke(app, ["show", str(alone), "--model", "llama-3-8b"])
-    assert isinstance(of_other.exception, UsageError)  # there is nothing to say of it
+    refused("show", alone, "--model=llama-3-8b", cwd=tmp_path)  # there is nothing to say of it
 
 
 @pytest.mark.parametrize("name", [["threshold"], ["against the other"]])
@@ -117,8 +116,7 @@ def test_a_snippet_names_every_omitted_run(run: Path, tmp_path: Path) -> None:
     assert done.output.startswith("**")
     assert isinstance(done.exception, RunDirectoryError)
     for option in (["--json"], ["-o", str(tmp_path)]):
-        error = CliRunner().invoke(app, ["report", str(run), "--snippet", "threshold", *option]).exception
-        assert isinstance(error, UsageError)
+        refused("report", run, "--snippet=threshold", *option, cwd=tmp_path)
 
 
 def test_machines_stand_side_by_side_in_80_columns(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
