@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.report.build import report_of
 from kvbench.report.document import render_report
@@ -64,6 +66,23 @@ def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cel
     (highlight,) = highlights_of(report, "comparison")
     assert highlight in render_report(report)
     assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 2\d%\)", highlight)
+
+
+@pytest.mark.parametrize(
+    ("paths", "verdict"), [(("CPU inline",) * 2, "same"), (("CPU inline", "copy engine"), "slower")]
+)
+def test_two_runs_differ_by_more_where_the_cpu_copied_in_both(
+    tmp_path: Path, paths: Sequence[str], verdict: str
+) -> None:
+    cells = [Cell("per_block", Direction.H2D, 256, 16 << 10)]
+    runs = []
+    for name, path, gbps in zip(("a", "bb"), paths, (50.0, 42.0), strict=True):
+        visits = [
+            msgspec.structs.replace(visit, path=path) for visit in synthetic.rounds(cells, lambda _, rate=gbps: rate)
+        ]
+        runs.append(made_run(tmp_path, [*synthetic.ceilings(), *visits], None, name))
+    (row,) = table_of(part_of(report_of(runs), "comparison"), "Cell by cell").rows
+    assert plain(row[-1]) == verdict
 
 
 def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cells: list[Cell]) -> None:

@@ -832,6 +832,23 @@ def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_
     assert words in lines_of(part.tables[0].rows[-1])
 
 
+@pytest.mark.parametrize(("jumping", "paths"), [((256, 1000), ("CPU copies", "copy engine")), ((256,), ())])
+def test_a_chart_is_divided_where_most_of_its_curves_jump(jumping: Sequence[int], paths: Sequence[str]) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256, 1000, 10_000)) if cell.backend == "batched"]
+    cells = [cell for cell in cells if (cell.direction, cell.stream_state) == (Direction.H2D, StreamState.IDLE)]
+
+    def rate(cell: Cell) -> float:
+        return synthetic.gbps_of(cell) if cell.blocks in jumping else 30.0
+
+    visits = [
+        msgspec.structs.replace(visit, path="CPU inline") if visit.cell.block_bytes <= 24 * KIB else visit
+        for visit in of(cells, rate)
+    ]
+    (chart,) = part_of(made_report(visits), "cliff").charts
+    (panel,) = chart.plot.panels
+    assert (panel.divided or (0.0,))[1:] == tuple(paths)
+
+
 def test_a_line_of_16_kib_says_what_a_method_costs_each_step() -> None:
     """Blocks of other sizes are in the details, what has another layout says so, and an interval stands where wide."""
     decode = [replace(SM, sms=sms, neighbour=Neighbour.DECODE) for sms in (2, 4)]
