@@ -51,11 +51,12 @@ def find_cliff(
     """
     points = sorted(zip(sizes, gbps, low, high, strict=True))
     cliffs: list[Cliff] = []
-    for (size, rate, least, most), (next_size, next_rate, next_least, next_most) in pairwise(points):
-        if not np.isfinite([rate, least, most, next_rate, next_least, next_most]).all() or min(least, next_least) <= 0:
+    for (size, rate, lowest, highest), (next_size, next_rate, next_lowest, next_highest) in pairwise(points):
+        rates = [rate, lowest, highest, next_rate, next_lowest, next_highest]
+        if not np.isfinite(rates).all() or min(lowest, next_lowest) <= 0:
             continue
-        rise = next_least / most > next_size / size
-        fall = next_most < least
+        rise = next_lowest / highest > next_size / size
+        fall = next_highest < lowest
         cliff = Cliff(size, next_size, rate, next_rate)
         if (rise or fall) and cliff.height >= MIN_HEIGHT:
             cliffs.append(cliff)
@@ -68,8 +69,8 @@ def knee(sm_counts: Sequence[int], gbps: Sequence[float], low: Sequence[float]) 
     `low` are the lower ends of the intervals of `gbps`; an SM count whose interval reaches below the limit is skipped.
     """
     points = [point for point in zip(sm_counts, gbps, low, strict=True) if np.isfinite(point[1])]
-    enough = (1 - KNEE.fraction) * max((rate for _, rate, _ in points), default=0.0)
-    smallest = min((count for count, _, least in points if least >= enough), default=None)
+    limit = (1 - KNEE.fraction) * max((rate for _, rate, _ in points), default=0.0)
+    smallest = min((count for count, _, lowest in points if lowest >= limit), default=None)
     return None if smallest == max((count for count, _, _ in points), default=None) else smallest
 
 

@@ -208,11 +208,11 @@ def _link_of(run: Run) -> str:
     """The fastest link that was seen while the run ran; the card's largest, where copies were faster than that: then
     the GPU was idle whenever it was looked at.
     """
-    seen, identity = run.info.link, run.info.identity
+    observed, identity = run.info.link, run.info.identity
     largest = identity.get("pcie_max_generation"), identity.get("pcie_max_width")
-    copied_gbps, link = max(run.ceilings_gbps.values(), default=0.0), link_gbps(seen)
-    was_idle = link is not None and copied_gbps > (1 + HEALTHY.fraction) * link
-    return "PCIe {} x{}".format(*largest) if was_idle and None not in largest else seen
+    copied_gbps, observed_gbps = max(run.ceilings_gbps.values(), default=0.0), link_gbps(observed)
+    was_idle = observed_gbps is not None and copied_gbps > (1 + HEALTHY.fraction) * observed_gbps
+    return "PCIe {} x{}".format(*largest) if was_idle and None not in largest else observed
 
 
 def _failed(checks: Mapping[str, Check], names: Iterable[str]) -> Iterator[Problem]:

@@ -209,8 +209,8 @@ class _Shapes(NamedTuple):
         """The values with the fewest changes among those whose mean time is within `KNEE` of the best."""
         ordered = sorted(tried, key=lambda values: (sum(map(ne, values, self.defaults)), values))
         means = [geometric_mean(self.us_of(measured, values) for measured in self.measured) for values in ordered]
-        enough = min(means) * (1 + KNEE.fraction)
-        return next(values for values, mean in zip(ordered, means, strict=True) if mean <= enough)
+        limit = min(means) * (1 + KNEE.fraction)
+        return next(values for values, mean in zip(ordered, means, strict=True) if mean <= limit)
 
     def ratios(self, before: Values, after: Values) -> Ratios:
         """The times with `after` over those with `before`, at the shapes where they differ in what they choose."""

@@ -291,15 +291,15 @@ _Competing = Mapping[Measured, KeptArms]
 def _picks(shapes: _Competing, needed: Mapping[Choice, int]) -> list[tuple[Pick, Range]]:
     """One method for all shapes, or the two that lose least, if that surely saves more than `TIED`."""
     single = pick([*shapes.values()], needed)
-    picks, most = [(single, _EVERY)], 0.0
+    picks, most_saved = [(single, _EVERY)], 0.0
     for last, first in pairwise(_sizes(shapes)):
         ranges: list[Range] = [(None, last), (first, None)]
         sides = [_within_ends(shapes, sizes) for sizes in ranges]
         split = [pick([*side.values()], needed) for side in sides]
         changes = (_changes(side, half.choice, single.choice) for side, half in zip(sides, split, strict=True))
         saved = compare_over([*chain.from_iterable(changes)], TIED)
-        if saved.verdict is Verdict.SLOWER and saved.ratio > most:
-            picks, most = [*zip(split, ranges, strict=True)], saved.ratio
+        if saved.verdict is Verdict.SLOWER and saved.ratio > most_saved:
+            picks, most_saved = [*zip(split, ranges, strict=True)], saved.ratio
     return picks
 
 
@@ -376,15 +376,15 @@ def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
 def _by_blocks(shapes: _Competing) -> list[_Need]:
     """The SMs needed by shapes of one block size, split by the number of blocks where that gains the most."""
     whole = _fewest(shapes)
-    best, most = [whole], _NOTHING
+    best, best_gain = [whole], _NOTHING
     for last, first in pairwise(sorted({measured.shape.blocks for measured in shapes})):
         ranges = (None, last), (first, None)
         sides = [_within_ends(shapes, blocks=blocks) for blocks in ranges]
         if min(map(len, sides)) >= _LEAST_SHAPES:
             split = [replace(_fewest(side), blocks=blocks) for side, blocks in zip(sides, ranges, strict=True)]
             gain = _gain(shapes, whole, split)
-            if gain > most:
-                best, most = split, gain
+            if gain > best_gain:
+                best, best_gain = split, gain
     return best
 
 

@@ -209,10 +209,10 @@ class Search:
         # The fastest visit of each stands for it: a disturbance only slows.
         times = {choice: min(self._times[cell].values()) for choice, cell in measured.items()}
         fastest = min(times, key=lambda choice: times[choice])
-        enough = (1 + TIED.fraction) * times[fastest]
+        limit = (1 + TIED.fraction) * times[fastest]
 
         def rank(choice: Choice) -> tuple[object, ...]:
-            tied = times[choice] <= enough
+            tied = times[choice] <= limit
             return choice != fastest, not tied, preference(choice) if tied else (), times[choice]
 
         kept = sorted(measured, key=rank)[: max(2, (len(measured) + 1) // 2)]
