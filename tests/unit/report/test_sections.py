@@ -23,6 +23,7 @@ from kvbench.report.document import asked_for
 from kvbench.report.model import Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _sufficient_grid, fit
+from kvbench.report.view import pin
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import reports, synthetic
@@ -830,6 +831,13 @@ def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_
     assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
     assert plain(panel.divided[1] if panel.divided else "") == edge
     assert words in lines_of(part.tables[0].rows[-1])
+
+
+def test_a_table_has_the_value_of_an_axis_that_was_measured_not_the_one_of_more_skipped_cells() -> None:
+    swaps = [Cell("batched", Direction.H2D, 64, kib * KIB) for kib in (4, 8, 16, 32)]
+    skipped = [synthetic.skip(replace(cell, overlap=True), "not with this driver") for cell in swaps]
+    run = run_of([*skipped, *of(swaps[:2], lambda _: 20.0)])
+    assert [outcome.cell for outcome in pin(run.outcomes.values(), ())] == swaps[:2]
 
 
 @pytest.mark.parametrize(("jumping", "paths"), [((256, 1000), ("CPU copies", "copy engine")), ((256,), ())])
