@@ -18,6 +18,7 @@ from kvbench.results import load_run
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
 from tests.command import BRIEF, output, swept, tiny
+from tests.swaps import mixed_swap, run_and_compare
 from tests.visits import bench_of, measure
 
 CELL = Cell("copier", Direction.H2D, 64, 4096)
@@ -34,6 +35,12 @@ def bench() -> Iterator[Bench]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cells = tiny(backend="batched,per_block,copier,empty", pause="0,1ms")
     return swept(tmp_path_factory.mktemp("called"), *cells, *BRIEF)
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_the_copier_called_from_python_moves_the_right_bytes(bench: Bench, direction: Direction) -> None:
+    swap = mixed_swap([1, 7, 64, 4096, 5000] * 20, seed=4)
+    assert run_and_compare(bench.device, CopierFromPython(), direction, swap) == (0, 0, None)
 
 
 def test_the_copier_called_from_python_is_verified(bench: Bench) -> None:

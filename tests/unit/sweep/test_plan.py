@@ -125,6 +125,10 @@ def test_a_kernel_has_no_more_sms_by_its_rule_than_the_gpu() -> None:
     assert {cell.sms for cell in plan_of(tiny, backend="sm", block_size="1KiB,64KiB").cells} == {1}
 
 
+def test_a_footprint_is_a_pool_and_its_descriptors() -> None:
+    assert footprint(replace(CELL, pool_bytes=4 * GIB), Sampling(), "cuda") == 4 * GIB + CELL.blocks * 24
+
+
 @given(small_specs, machines)
 def test_a_plan_stays_within_its_stated_memory(spec: SweepSpec, machine: Machine) -> None:
     device, _ = machine
