@@ -6,10 +6,8 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest, facts_of
-from kvbench.backends.batched import PRIME_NS, Batched
-from kvbench.backends.per_block import PerBlock
-from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, shape_on
-from kvbench.backends.staged import Staged, page_shape
+from kvbench.backends.driver_copies import PRIME_NS, Batched, PerBlock
+from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, Staged, page_shape, shape_on
 from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, Situation, StreamState, pace_of
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell

@@ -1,4 +1,6 @@
-"""kvbench's copy kernel: few SMs, any size and alignment, descriptors passed with the launch or read in place."""
+"""kvbench's copy kernel: few SMs, any size and alignment, descriptors passed with the launch or read in place. Also
+copies through pages on the GPU that it fills or empties, for host memory in which many blocks of the GPU lie together.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,14 +9,25 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
+from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import NO_PACE, Direction, ListPlace
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import SM, DeviceFacts, SmsRow, SmsRule
-from kvbench.cells.units import KIB
-from kvbench.engine.device import DIRECTIONS, Device, GatherKernel, GatherSwap, SmKernel, SmMethod, sm_copy
+from kvbench.cells.facts import LEAST_RUN_BYTES, SM, STAGED, DeviceFacts, SmsRow, SmsRule
+from kvbench.cells.units import KIB, format_size
+from kvbench.engine.device import (
+    DIRECTIONS,
+    STAGED_PAGE_BYTES,
+    Device,
+    GatherKernel,
+    GatherSwap,
+    SmKernel,
+    SmMethod,
+    sm_copy,
+    staged,
+)
 from kvbench.engine.nvrtc import cached_cubin
+from kvbench.ground.errors import KvbenchError
 
 # How the descriptor list reaches the kernel. Up to the limit in csrc it is passed with the launch, which saves a read
 # over the link. A longer list is read in place, ahead of the bytes: an upload was never measurably faster, up to
@@ -207,3 +220,49 @@ class Sm:
 
 def _bits(addresses: NDArray[np.uint64]) -> int:
     return int(np.bitwise_or.reduce(addresses))
+
+
+# With 2, copies wait for pages, and a decode step pays more for a GB; 8 gain nothing (H200, driver 580).
+STAGED_SMS: Final = 4
+
+
+class Staged(Backend):
+    """A kernel between blocks and pages on the device, and large copies between those and the host."""
+
+    name = STAGED
+    summary = "gathered into pages on the GPU, one large copy for each run of host memory; and back"
+    default_sms = STAGED_SMS
+    host_run_bytes = LEAST_RUN_BYTES
+    on_request = True  # of the patterns that a sweep takes by default, no host side has such runs
+
+    def __init__(self) -> None:
+        self._sm = Sm()
+
+    def axes(self, _device: DeviceFacts) -> frozenset[str]:
+        return frozenset({"memory", "sms"})
+
+    def unavailable(self, device: DeviceFacts) -> str | None:
+        return self._sm.unavailable(device)
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        cell, memory = request.cell, request.memory
+        largest = int(memory.sizes.max())
+        if largest > STAGED_PAGE_BYTES:
+            raise KvbenchError(
+                f"staged takes blocks of up to {format_size(STAGED_PAGE_BYTES)}, not {format_size(largest)}: "
+                "the copy engine takes these as they are"
+            )
+        blocks = memory.kernel_destinations if cell.direction is Direction.H2D else memory.kernel_sources
+        bits = _bits(blocks) | _bits(memory.sizes)
+        swap = staged(
+            self._sm.kernel(request.device, page_shape(request.device, cell, largest, bits)),
+            *(memory.sources, memory.destinations, memory.sizes),
+            DIRECTIONS[cell.direction],
+            sms=cell.sms or STAGED_SMS,
+        )
+        return PreparedSwap(swap, Mechanism.STAGED)
+
+
+def page_shape(device: Device, cell: Cell, largest_bytes: int, address_bits: int) -> KernelShape:
+    """The shape of the kernel, as of `shape_on`: no block of it waits for the link, in either direction."""
+    return shape_on(device, replace(cell, direction=Direction.H2D), largest_bytes, address_bits)

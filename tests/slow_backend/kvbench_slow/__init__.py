@@ -8,7 +8,7 @@ from collections import deque
 from statistics import median
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
-from kvbench.backends.batched import Batched
+from kvbench.backends.driver_copies import Batched
 from kvbench.backends.sm import Sm
 from kvbench.cells.axes import StreamState
 from kvbench.cells.facts import DeviceFacts

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from kvbench.backends import batched, per_block, staged
+from kvbench.backends import driver_copies, sm
 from kvbench.backends.base import Mechanism, SwapRequest, backend_named
 from kvbench.cells.axes import Direction, Order
 from kvbench.cells.cell import Cell
@@ -62,8 +62,8 @@ def request_of(cell: Cell, *, is_cuda: bool = True) -> SwapRequest:
 def test_a_batch_is_as_its_cell_says(monkeypatch: pytest.MonkeyPatch, name: str, direction: Direction) -> None:
     """Only what the driver would copy on the CPU is primed: small blocks to a GPU."""
     driver, backend = mock.Mock(return_value=mock.Mock(fell_back=False)), backend_named(name)
-    monkeypatch.setattr(batched, "batched", driver)
-    monkeypatch.setattr(batched, "BatchOptions", dict)
+    monkeypatch.setattr(driver_copies, "batched", driver)
+    monkeypatch.setattr(driver_copies, "BatchOptions", dict)
     assert backend is not None
     cell = Cell(name, direction, 8, 4096, order=Order.ANY, overlap=True, descriptors_per_call=3)
     wanted = {
@@ -81,8 +81,8 @@ def test_a_batch_is_as_its_cell_says(monkeypatch: pytest.MonkeyPatch, name: str,
 
 
 def test_single_copies_are_by_the_copy_engine_of_a_gpu_or_a_thread_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_block, "per_block", driver := mock.Mock())
-    backend, cell = per_block.PerBlock(), Cell("per_block", Direction.D2H, 8, 4096)
+    monkeypatch.setattr(driver_copies, "per_block", driver := mock.Mock())
+    backend, cell = driver_copies.PerBlock(), Cell("per_block", Direction.D2H, 8, 4096)
     made = [backend.create(request_of(cell, is_cuda=is_cuda)).mechanism for is_cuda in (True, False)]
     assert made == [Mechanism.SINGLE_COPIES, Mechanism.HOST_THREAD]
     assert driver.call_args.args[-1] == DIRECTIONS[Direction.D2H]
@@ -90,9 +90,9 @@ def test_single_copies_are_by_the_copy_engine_of_a_gpu_or_a_thread_of_the_host(m
 
 @pytest.mark.parametrize(("direction", "bits"), [(Direction.H2D, 4096 | 16), (Direction.D2H, 4096 | 32)])
 def test_pages_are_for_blocks_on_the_gpu(monkeypatch: pytest.MonkeyPatch, direction: Direction, bits: int) -> None:
-    monkeypatch.setattr(staged, "staged", driver := mock.Mock())
-    monkeypatch.setattr(staged, "page_shape", shape := mock.Mock())
-    backend, memory = staged.Staged(), SwapMemory(*np.array([[1], [2], [32], [16], [4096]], np.uint64))
+    monkeypatch.setattr(sm, "staged", driver := mock.Mock())
+    monkeypatch.setattr(sm, "page_shape", shape := mock.Mock())
+    backend, memory = sm.Staged(), SwapMemory(*np.array([[1], [2], [32], [16], [4096]], np.uint64))
     backend._sm = mock.Mock()
     prepared = backend.create(SwapRequest(mock.Mock(), Cell("staged", direction, 1, 4096), memory))
     assert prepared.mechanism is Mechanism.STAGED

@@ -8,8 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvbench.backends.base import Backend, Mechanism, SwapRequest
-from kvbench.backends.batched import Batched
-from kvbench.backends.per_block import PerBlock
+from kvbench.backends.driver_copies import Batched, PerBlock
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.faults import Fault, FaultPlan, parse_faults

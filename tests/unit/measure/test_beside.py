@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 
 from kvbench.backends.base import SwapRequest
-from kvbench.backends.batched import Batched
+from kvbench.backends.driver_copies import Batched
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import DIRECTIONS, Event, MemoryKind, Stream

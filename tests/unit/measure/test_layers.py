@@ -8,8 +8,7 @@ from unittest import mock
 import pytest
 
 from kvbench.backends.base import PreparedSwap, SwapRequest
-from kvbench.backends.batched import Batched, Merged
-from kvbench.backends.per_block import PerBlock
+from kvbench.backends.driver_copies import Batched, Merged, PerBlock
 from kvbench.cells.axes import Direction, Neighbour, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern

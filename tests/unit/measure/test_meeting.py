@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from kvbench.backends.batched import Batched
+from kvbench.backends.driver_copies import Batched
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.ground.errors import KvbenchError

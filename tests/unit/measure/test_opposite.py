@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 
 from kvbench.backends.base import SwapRequest
-from kvbench.backends.batched import Batched
+from kvbench.backends.driver_copies import Batched
 from kvbench.cells.axes import Direction, Order, Reuse
 from kvbench.cells.blocks import opposite_of
 from kvbench.cells.cell import Cell

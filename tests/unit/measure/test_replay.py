@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kvbench.backends.base import Backend, PreparedSwap, SwapRequest
-from kvbench.backends.batched import Merged
-from kvbench.backends.per_block import PerBlock
+from kvbench.backends.driver_copies import Merged, PerBlock
 from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.faults import parse_faults

@@ -1,13 +1,32 @@
-"""The driver's batched copy: all descriptors in one call, or a limited number per call."""
+"""The driver's copies: one for each descriptor, as engines did before the batched call existed, or batched, all in one
+call or a limited number per call.
+"""
 
 from typing import Final
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
-from kvbench.cells.facts import BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, QUEUE_AXES, DeviceFacts
-from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, BatchOptions, batched
+from kvbench.cells.facts import BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PER_BLOCK, PRIMED, QUEUE_AXES, DeviceFacts
+from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, BatchOptions, batched, per_block
 
 PRIME_NS: Final = 2000
+
+
+class PerBlock(Backend):
+    """cuMemcpyHtoDAsync or cuMemcpyDtoHAsync for each descriptor."""
+
+    name = PER_BLOCK
+    summary = "one asynchronous copy per descriptor"
+
+    def axes(self, device: DeviceFacts) -> frozenset[str]:
+        return QUEUE_AXES | ({"memory"} if device.kind == "cuda" else set())
+
+    def create(self, request: SwapRequest) -> PreparedSwap:
+        memory = request.memory
+        swap = per_block(
+            request.device.driver, memory.sources, memory.destinations, memory.sizes, DIRECTIONS[request.cell.direction]
+        )
+        return PreparedSwap(swap, Mechanism.SINGLE_COPIES if request.device.is_cuda else Mechanism.HOST_THREAD)
 
 
 class Batched(Backend):
