@@ -88,6 +88,12 @@ def test_a_run_directory_records_its_origin(whole: Path) -> None:
     assert [seen["at"] for seen in read.info.observed] == ["start", "end"]
 
 
+def test_a_device_without_batch_is_measured_and_says_so(tmp_path: Path) -> None:
+    run = swept(tmp_path, *tiny(), *BRIEF, "--fault=no-batch")
+    table = pd.read_csv(run / "summary.csv").set_index("backend")
+    assert table["path"].to_dict() == {"batched": "per-copy fallback", "per_block": "host thread"}
+
+
 def test_the_summary_is_read_by_pandas_in_one_line(whole: Path) -> None:
     table = pd.read_csv(whole / "summary.csv")
     assert set(table) == {*COLUMNS, *(column for axis in AXES.values() for column in axis.columns)}
