@@ -184,6 +184,8 @@ def test_shapes_compared_apart_make_each_other_no_surer() -> None:
     assert over.verdict is Verdict.FASTER
     half = compare_apart([1.0] * 6, [0.4] * 6, IN_TURN)
     assert mean_comparison([each, each, half], IN_TURN).ratio == pytest.approx(0.8 * 0.5 ** (1 / 3))
+    three = compare_apart([1.0] * 3, [0.8] * 6, IN_TURN)
+    assert (three.low, three.high) == (0.0, math.inf)
     few = compare_apart([1.0] * 2, [0.8] * 6, IN_TURN)
     assert mean_comparison([each, few], IN_TURN).verdict is Verdict.UNDECIDED
 

@@ -182,6 +182,8 @@ def test_a_host_stands_out_by_more_than_two_starts_differ(tmp_path: Path) -> Non
         health.hosts_in([paths[0], written(others, "a", made())])
     other = health.hosts_in([*paths[:3], written(tmp_path, "e", made(copies=40.0), card="another")])
     assert all(line.startswith("e:") and "lies" not in line for line in health.host_remarks(other))
+    mixed = health.host_remarks({"a": read["a"], "d": read["d"], "e": other["e"]})
+    assert not [line for line in mixed if "lies" in line]  # two of one card
     shown = CliRunner().invoke(app, ["show", *map(str, paths)])
     assert shown.exit_code == 0
     assert [line.split()[0] for line in shown.stdout.splitlines()[:5]] == ["host", "a", "b", "c", "d"]

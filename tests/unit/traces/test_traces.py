@@ -68,6 +68,8 @@ def test_runs_are_counted_on_each_side_and_on_both_by_run_and_by_block() -> None
     runs = summary["h2d"]["runs"]
     assert summary["mean_in_flight"] is None, "no swap says when it was done"
     seconds = [TraceStatistics([one_run, one_run._replace(at_s=at_s)]).most_in_a_second for at_s in (0.9, 1.0)]
+    late = [one_run._replace(at_s=at_s) for at_s in (5.0, 8.0)]  # a trace begins with its first swap
+    assert TraceStatistics(late).span_s == 3.0
     assert seconds == [2, 1]
     assert runs["host"]["by_run"] == {"p10": 4, "p50": 4, "p90": 12, "p99": 12}
     assert runs["host"]["by_block"] == {"p10": 4, "p50": 12, "p90": 12, "p99": 12}
