@@ -59,6 +59,10 @@ class Engine:
     def backends(self) -> tuple[str, ...]:
         return tuple(name for name, backend in installed()[0].items() if backend.engine == self.name)
 
+    def default_choice(self, direction: Direction) -> Choice:
+        """What it does by default in a direction; a choice that no run has where `by_default` names no backend."""
+        return Choice(self.by_default.get(direction, ""))
+
 
 @dataclass(frozen=True, slots=True)
 class Installed:

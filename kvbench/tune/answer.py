@@ -179,8 +179,8 @@ def shipped_choice(engine: Engine, measured: Measured, settings: Mapping[str, in
     if engine.takes and settings.keys() >= set(engine.settings):
         choice = taken(engine, measured, tuple(settings[name] for name in engine.settings))
         as_shipped = [Choice(choice.backend), choice] if choice.backend == engine.kernel else [choice]
-    by_default = Choice(engine.by_default.get(measured.shape.direction, ""))
-    return next((choice for choice in (by_default, *as_shipped) if choice in measured.methods), None)
+    choices = (engine.default_choice(measured.shape.direction), *as_shipped)
+    return next((choice for choice in choices if choice in measured.methods), None)
 
 
 def taken(engine: Engine, measured: Measured, values: tuple[int, ...]) -> Choice:

@@ -67,9 +67,8 @@ def state_table(advice: Advice) -> Grid:
 
 def _stand_in(engine: Engine, direction: Direction, rule: Rule) -> str:
     """What of an engine's code was measured in a direction in place of what it does by default, or ""."""
-    by_default = Choice(engine.by_default.get(direction, ""))
     of_direction = (measured for measured in rule.shapes if measured.shape.direction == direction)
-    has_default = any(by_default in measured.methods for measured in of_direction)
+    has_default = any(engine.default_choice(direction) in measured.methods for measured in of_direction)
     return "" if has_default else engine.measured.get(direction, "")
 
 

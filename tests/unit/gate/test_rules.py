@@ -171,7 +171,7 @@ def test_a_cliff_near_its_limit_is_undecided_and_so_are_too_few_visits() -> None
     few = check(rule, [*visits(cliff_cells(), noise=0.01)])
     assert (few.verdict, "1 visits; a verdict requires 6" in few.reason) == (GateVerdict.UNDECIDED, True)
     whole = rounds(cliff_cells(), noise=0.01)
-    lacking = check(rule, [one for one in whole if one.round == 0 or one.cell.block_bytes != 32 * 1024])
+    lacking = check(rule, [record for record in whole if record.round == 0 or record.cell.block_bytes != 32 * 1024])
     assert (lacking.verdict, "1 visits" in lacking.reason) == (GateVerdict.UNDECIDED, True)
     height = float(check(rule).reason.split(": ")[1].split("x ")[0])
     near = check(rule | {"no_cliff_above": height})
