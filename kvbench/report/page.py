@@ -16,7 +16,6 @@ from kvbench.ground.text import short
 from kvbench.report import markdown
 from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.tables import name_of
 from kvbench.report.view import View, is_measured
 from kvbench.results.outcomes import Outcome
 
@@ -105,11 +104,12 @@ def _cells(view: View) -> Iterator[str]:
     for outcome in view.outcomes:
         cell = outcome.cell
         figures = _figures(view, outcome)
-        shape = (name_of(outcome), cell.direction, cell.stream_state, count(cell.blocks), bytes_size(cell.block_bytes))
+        series = outcome.backend_name, cell.direction, cell.stream_state
+        size = count(cell.blocks), bytes_size(cell.block_bytes)
         # as `kvbench sweep -a` takes them
         axes = ((name, text) for name, text in cell.as_strings().items() if name not in _NAMED_AXES and text)
         others = " ".join(f"{name}={short(text, 80)}" for name, text in axes)
-        texts = (view.label, *shape, *figures, others)
+        texts = (view.label, *series, *size, *figures, others)
         yield f"<tr>{''.join(f'<td>{escapeHtml(str(text))}' for text in texts)}"
 
 

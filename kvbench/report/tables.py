@@ -247,11 +247,6 @@ def method_of(outcome: Outcome) -> str:
     return label_of([outcome])
 
 
-def name_of(outcome: Outcome) -> str:
-    """The name of a backend, which says of a plug-in that it is one."""
-    return method_label(outcome.cell.backend, plug_in=outcome.plug_in)
-
-
 def swap_text(cell: Cell) -> str:
     return f"{count(cell.blocks)} {TIMES} {bytes_size(cell.block_bytes)}"
 

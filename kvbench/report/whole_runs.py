@@ -12,7 +12,6 @@ import numpy as np
 from kvbench.analysis.compare import MIN_PAIRS, Verdict, Visits, known_interval
 from kvbench.analysis.margins import WIDE
 from kvbench.cells.axes import Direction
-from kvbench.cells.facts import method_label, plug_ins_of
 from kvbench.cells.units import two_digits
 from kvbench.ground.text import short
 from kvbench.report.model import Code, DataTable, Span, Strong, Text
@@ -21,7 +20,6 @@ from kvbench.report.view import View
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import BETWEEN, Outcome, Status
-from kvbench.results.rundir import ceilings_of
 from kvbench.tune.origin import origin_lines, origin_of, trace_text
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
@@ -124,8 +122,8 @@ def first_warnings(views: Sequence[View], unread: int) -> list[Text]:
 
 def plug_ins(views: Sequence[View]) -> list[Text]:
     """Explain the mark of plug-ins' backends, with their packages; nothing without any."""
-    plug_ins = plug_ins_of(chain.from_iterable(view.run.info.backends for view in views))
-    packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(plug_ins.items()))
+    packages_by_name = dict(chain.from_iterable(view.run.plug_ins.items() for view in views))
+    packages = ", ".join(f"{name} of {short(package, 80)}" for name, package in sorted(packages_by_name.items()))
     meaning = f"a backend of another package, whose figures are only as true as that package's code: {packages}"
     return [(Strong("Plug-in"), f": {meaning}")] if packages else []
 
@@ -144,19 +142,14 @@ def run_table(views: Sequence[View]) -> DataTable:
         question += f" ({trace_text(view.run.trace)})" if question and view.run.trace else ""
         first = first_asked_by.setdefault(question, view.label)
         question_text = question if first == view.label or not question else f"as {first}"
-        rows.append((name, question_text, view.date, *counts, ceilings_text([view])))
+        rows.append((name, question_text, view.date, *counts, ceilings_text(view.run.ceilings_gbps)))
     header = ("Run", "Question", "Date", "Measured", "Failed", "Skipped", "Ceiling h2d / d2h GB/s")
     machines = dict.fromkeys(", ".join(view.machine) for view in views)
     return DataTable("", header, rows, caption="; ".join(machines), left=3)
 
 
-def ceiling_in(views: Sequence[View], direction: Direction) -> float:
-    """The ceiling of runs of one machine in GB/s, 0 if it was not measured."""
-    return ceilings_of(view.run for view in views).get(direction, 0.0)
-
-
-def ceilings_text(views: Sequence[View]) -> str:
-    rates = (ceiling_in(views, direction) for direction in Direction)
+def ceilings_text(ceilings_gbps: Mapping[Direction, float]) -> str:
+    rates = (ceilings_gbps.get(direction, 0.0) for direction in Direction)
     return " / ".join(figure(rate) if rate else ABSENT for rate in rates)
 
 
@@ -195,9 +188,7 @@ def skipped(views: Sequence[View]) -> list[Text]:
     lines: list[Text] = []
     for view in views:
         reasons = Counter(
-            (method_label(outcome.cell.backend, plug_in=outcome.plug_in), outcome.reason)
-            for outcome in view.outcomes
-            if outcome.status == "skipped"
+            (outcome.backend_name, outcome.reason) for outcome in view.outcomes if outcome.status == "skipped"
         )
         for (backend, why), number in sorted(reasons.items()):
             lines.append(f"{view.label}: {backend}, {noun(number, 'cell')}: {short(why)}")

@@ -28,6 +28,7 @@ from kvbench.analysis.margins import MIN_ITERATIONS
 from kvbench.cells.axes import Neighbour, Role, StreamState
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import AXES, Cell, axes_of
+from kvbench.cells.facts import method_label
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.results.columns import NO_FIGURE, TIMES
 from kvbench.results.schema import Beside, CellRecord, EffectivePath, Failure, Opposite, Record, Skip, Visit
@@ -107,6 +108,11 @@ class Outcome:
     def times(self, time: str = "swap_us") -> Mapping[int, float]:
         """Round -> median of a time, as `kvbench.analysis.compare` takes them; empty where it is mostly 0."""
         return {number: us for number, us in self.medians.get(time, {}).items() if us > 0} if self.us(time) > 0 else {}
+
+    @property
+    def backend_name(self) -> str:
+        """The name of its backend, which says of a plug-in that it is one."""
+        return method_label(self.cell.backend, plug_in=self.plug_in)
 
     @property
     def command(self) -> str:

@@ -84,6 +84,11 @@ class Run:
         return trace if isinstance(trace, dict) else {}
 
     @property
+    def plug_ins(self) -> Mapping[str, str]:
+        """The backends of other packages, and the packages."""
+        return plug_ins_of(self.info.backends)
+
+    @property
     def visits(self) -> Sequence[Visit]:
         """The visits that count, in journal order; not kept, since their samples take most of the memory."""
         return visits_that_count([*self.records])
@@ -128,7 +133,7 @@ class Run:
         from kvbench.results.outcomes import outcomes_of
 
         visits_made = (record for record in self.records if isinstance(record, Visit))
-        return outcomes_of(visits_made, self.visits, self.others, plug_ins_of(self.info.backends))
+        return outcomes_of(visits_made, self.visits, self.others, self.plug_ins)
 
     @cached_property
     def others(self) -> Sequence[Record]:

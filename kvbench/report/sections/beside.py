@@ -44,7 +44,6 @@ from kvbench.report.tables import (
     line_of,
     measured_table,
     method_of,
-    name_of,
     sign_of,
     swap_text,
 )
@@ -99,7 +98,7 @@ class Slowed:
 
     @property
     def name(self) -> str:
-        return comma_separated(name_of(self.outcome), self.settings)
+        return comma_separated(self.outcome.backend_name, self.settings)
 
     @property
     def sms(self) -> str:
@@ -313,7 +312,7 @@ def _other_runs(view: View, methods: Iterable[Slowed], *, has_tail: bool = False
     parts_by_run: dict[str, dict[str, None]] = {}
     commands: dict[str, tuple[Span, ...]] = {}
     for method in methods:
-        parts = [(method.run, name_of(method.outcome))]
+        parts = [(method.run, method.outcome.backend_name)]
         if has_tail and method.longest_run is not method.run:
             parts.append((method.longest_run, f"p{max(_LEAST_TIMES)}"))
         for run, part in parts:

@@ -48,7 +48,7 @@ class Curve:
     @property
     def backend(self) -> str:
         """The name of the backend, which says of a plug-in that it is one."""
-        return tables.name_of(self.outcomes[0])
+        return self.outcomes[0].backend_name
 
     @property
     def sizes(self) -> list[int]:
@@ -231,7 +231,7 @@ def _grid(view: View, series: Series) -> DataTable:
     body = _rows_by_size(grid, rate_and_share)
     header = ["Block size", *(f"N = {count(blocks)}" for blocks in map(int, grid.columns))]
     outcomes = outcomes_in(measured(cells))
-    name = tables.name_of(outcomes[0])
+    name = outcomes[0].backend_name
     title = f"{direction}, {name}, {state} stream: GB/s (share of the ceiling) of every size and number of blocks"
     return tables.measured_table(view, outcomes, tables.INCLUDES[state], title, header, body, pinned=view.pinned)
 

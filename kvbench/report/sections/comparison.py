@@ -15,7 +15,7 @@ from kvbench.cells.units import two_digits
 from kvbench.ground.text import range_text, short
 from kvbench.report.model import Code, DataTable, Part, PartOrReason, Span, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, noun
-from kvbench.report.tables import INCLUDES, axis_text, clock_of, host_mark, main_path, name_of
+from kvbench.report.tables import INCLUDES, axis_text, clock_of, host_mark, main_path
 from kvbench.report.view import SIDE_AXES, View
 from kvbench.results import Scalar
 from kvbench.results.between_runs import kind_of, spread_between
@@ -136,7 +136,7 @@ def _row(pair: CellPair, varying: Iterable[str]) -> list[str]:
     beside = filter(None, (axis_text(cell, axis) for axis in _BESIDE))
     times = [figure(outcome.us()) for outcome in (pair.base, pair.other)]
     shape = (cell.direction.value, cell.stream_state.value, count(cell.blocks), bytes_size(cell.block_bytes))
-    return [name_of(pair.base), *shape, ", ".join([*sides, *beside]), *times, *_judged(pair.compared)]
+    return [pair.base.backend_name, *shape, ", ".join([*sides, *beside]), *times, *_judged(pair.compared)]
 
 
 def _judged(compared: Comparison) -> tuple[str, str]:

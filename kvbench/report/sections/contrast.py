@@ -24,7 +24,7 @@ from kvbench.report import tables
 from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
+from kvbench.report.view import DIRECTIONS, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome, grouped
 
 Line = Mapping[str, Outcome]  # by arm
@@ -57,22 +57,14 @@ def by_direction(cell: Cell) -> int:
     return DIRECTIONS.index(cell.direction)
 
 
-def by_state(cell: Cell) -> int:
-    return STATES.index(cell.stream_state)
-
-
 def size(cell: Cell) -> int:
     return cell.block_bytes
 
 
-def blocks(cell: Cell) -> int:
-    return cell.blocks
-
-
 DIRECTION: Final = Key("Dir", by_direction, lambda outcome: outcome.cell.direction.value)
-BACKEND: Final = Key("Backend", backend, tables.name_of)
+BACKEND: Final = Key("Backend", backend, lambda outcome: outcome.backend_name)
 METHOD: Final = Key("Method", backend, tables.method_of)
-BLOCKS: Final = Key("Blocks", blocks, lambda outcome: count(outcome.cell.blocks))
+BLOCKS: Final = Key("Blocks", lambda cell: cell.blocks, lambda outcome: count(outcome.cell.blocks))
 SIZE: Final = Key("Block size", size, lambda outcome: bytes_size(outcome.cell.block_bytes))
 SWAP: Final = Key("Swap", lambda cell: (cell.block_bytes, cell.blocks), lambda outcome: tables.swap_text(outcome.cell))
 
@@ -103,7 +95,7 @@ class ContrastSide:
     @property
     def backend(self) -> str:
         """The name of the backend of a table of one."""
-        return tables.name_of(first_of(self.lines[0]))
+        return first_of(self.lines[0]).backend_name
 
     @cached_property
     def measured(self) -> list[Outcome]:

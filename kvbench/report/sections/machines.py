@@ -18,8 +18,9 @@ from kvbench.report.numbers import ABSENT, TIMES, bytes_size, count, with_interv
 from kvbench.report.sections.cliff import curves_of
 from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, pin
-from kvbench.report.whole_runs import ceiling_in, ceilings_text
+from kvbench.report.whole_runs import ceilings_text
 from kvbench.results.outcomes import grouped
+from kvbench.results.rundir import ceilings_of
 from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import shapes_of
@@ -71,7 +72,7 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
     rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
     shapes = _compared(set[SwapShape].intersection(*map(set, swaps)))
     for shape in shapes:
-        ceilings = [ceiling_in(runs, shape.direction) for runs in machines]
+        ceilings = [_ceilings(runs).get(shape.direction, 0.0) for runs in machines]
         rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
     recommended = [_recommended(runs) for runs in machines]
     for situation in dict.fromkeys(chain.from_iterable(recommended)):
@@ -105,9 +106,13 @@ _FACTS: Final[Mapping[str, Callable[[Sequence[View]], str]]] = {
     "Link": lambda runs: runs[0].run.info.link or ABSENT,
     "Driver": lambda runs: runs[0].driver.removeprefix("driver "),
     "Date": lambda runs: dates_text([view.run.info for view in runs]),
-    _CEILING: ceilings_text,
+    _CEILING: lambda runs: ceilings_text(_ceilings(runs)),
     "Cliff of batched h2d copies": _cliff,
 }
+
+
+def _ceilings(runs: Sequence[View]) -> Mapping[Direction, float]:
+    return ceilings_of(view.run for view in runs)
 
 
 def _swaps(runs: Sequence[View]) -> dict[SwapShape, MachineFigures]:

@@ -17,8 +17,8 @@ from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
-from kvbench.report.tables import measured_table, method_of, name_of, rate, ratio_text, swap_text
-from kvbench.report.view import Pinned, View, compare, is_measured
+from kvbench.report.tables import measured_table, method_of, rate, ratio_text, swap_text
+from kvbench.report.view import STATES, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome, grouped, opposite_rate
 
 MIN_LENGTHS: Final = 3  # two show that extents matter, not from where on
@@ -51,12 +51,12 @@ def _scatter_findings(side: ContrastSide) -> Iterable[Text]:
     """Say which backend pays most for scattered blocks, and which pay nothing; nothing where that is undecided."""
     costs = [(line[_HOT], cost) for line, cost in side.comparisons]
     dearer = [(hot, cost.ratio) for hot, cost in costs if cost.verdict is Verdict.SLOWER]
-    doubtful = {name_of(hot) for hot, cost in costs if cost.verdict in (Verdict.SLOWER, Verdict.UNDECIDED)}
+    doubtful = {hot.backend_name for hot, cost in costs if cost.verdict in (Verdict.SLOWER, Verdict.UNDECIDED)}
     parts = []
     if dearer:
         hot, ratio = max(dearer, key=lambda cost: cost[1])
-        parts.append(f"{name_of(hot)} of {swap_text(hot.cell)} {slower_text(ratio)}")
-    if unharmed := sorted({name_of(hot) for hot, _ in costs} - doubtful):
+        parts.append(f"{hot.backend_name} of {swap_text(hot.cell)} {slower_text(ratio)}")
+    if unharmed := sorted({hot.backend_name for hot, _ in costs} - doubtful):
         parts.append(f"{', '.join(unharmed)} {'is' if len(unharmed) == 1 else 'are'} not slower")
     if parts:
         yield f"{side.cell.direction} of fresh, scattered blocks against hot, dense ones: {'; '.join(parts)}."
@@ -164,7 +164,7 @@ class DeviceLine(NamedTuple):
 def _device_order(line: DeviceLine) -> tuple[Any, ...]:
     cell = line.alone.cell
     shape = contrast.by_direction(cell), cell.backend, cell.block_bytes, cell.blocks
-    return (*shape, contrast.by_state(cell), str(cell.neighbour), line.device)
+    return (*shape, STATES.index(cell.stream_state), str(cell.neighbour), line.device)
 
 
 def _devices_table(view: View, lines: Sequence[DeviceLine]) -> DataTable:

@@ -24,7 +24,7 @@ from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason,
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, name_of, rate_band
+from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.candidates import shapes_of
@@ -140,7 +140,7 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     # The settings are of engines' own kernels: they stand with the last table, among the details.
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (_, state), first = kinds[0]
-    name = name_of(outcomes_in(first)[0])
+    name = outcomes_in(first)[0].backend_name
     columns = _ladders_of(first).values()
     knees = [*filter(None, map(_knee, columns))]
     finding = f"{name}, {state} stream: no number of SMs below {first['sms'].max()} is clearly enough."
@@ -183,7 +183,7 @@ def _table(kind: Ladders, decode: Decode) -> DataTable:
     header += [f"decode slower, {side}" for side in beside]
     outcomes = outcomes_in(kind.cells)
     blocks = range_text({outcome.cell.blocks for outcome in outcomes}, count)
-    title = f"{name_of(outcomes[0])}, {state} stream: GB/s by SM count, median over N = {blocks}"
+    title = f"{outcomes[0].backend_name}, {state} stream: GB/s by SM count, median over N = {blocks}"
     bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
     return measured_table(kind.view, outcomes, INCLUDES[state], title, header, body, pinned=kind.pinned, bold=bold)
 
@@ -195,7 +195,7 @@ def _slowdown_text(beside: Outcome | None) -> str:
 def _chart(view: View, state: str, kernels: Mapping[str, pd.DataFrame]) -> Chart:
     """The ladders of all kernels in a stream state, side by side for the directions."""
     ladders = {backend: _ladders_of(cells) for backend, cells in kernels.items()}
-    names = {backend: name_of(outcomes_in(cells)[0]) for backend, cells in kernels.items()}
+    names = {backend: outcomes_in(cells)[0].backend_name for backend, cells in kernels.items()}
     panels = []
     for direction in DIRECTIONS:
         lines = []

@@ -22,7 +22,7 @@ from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text, with_interval
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key, Line
-from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds, name_of, swap_text
+from kvbench.report.tables import INCLUDES, change_text, main_path, microseconds, milliseconds, swap_text
 from kvbench.report.view import AS_ENGINES, QUEUE, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped, over_starts
 
@@ -153,7 +153,7 @@ _BEGUN: Final = "†"
 
 
 def _queue_arm(outcome: Outcome) -> str:
-    return f"{name_of(outcome)}, {swap_text(outcome.cell)}, {noun(outcome.cell.streams, 'stream')}"
+    return f"{outcome.backend_name}, {swap_text(outcome.cell)}, {noun(outcome.cell.streams, 'stream')}"
 
 
 def _depths(view: View) -> Pinned | None:
@@ -244,7 +244,7 @@ def _knee_findings(side: ContrastSide) -> Iterable[Text]:
     arms: dict[tuple[str, int], str] = {}
     for arm in side.arms:
         first = _cells_of(side, arm)[0]
-        arms.setdefault((name_of(first), first.cell.streams), arm)
+        arms.setdefault((first.backend_name, first.cell.streams), arm)
     bounds = {queue: _full_between(side, arm) for queue, arm in arms.items()}
     filled = {queue: full for queue, full in bounds.items() if full}
     for (name, streams), full in filled.items():
@@ -286,7 +286,7 @@ QUEUE_STREAMS: Final = Contrast(
     tables_by=(contrast.by_direction,),
     keys=(Key("Streams", lambda cell: cell.streams, lambda outcome: count(outcome.cell.streams)),),
     title=lambda side: f"{side.cell.direction}: us a submission, by the streams that queued swaps are distributed over",
-    arm=lambda outcome: f"{name_of(outcome)}, {swap_text(outcome.cell)}, {count(outcome.cell.queued)} queued",
+    arm=lambda outcome: f"{outcome.backend_name}, {swap_text(outcome.cell)}, {count(outcome.cell.queued)} queued",
     columns=_submissions,
     includes=INCLUDES["caller_us"],
     notes=_full_notes,
@@ -300,7 +300,7 @@ _SHOWN: Final = (StreamState.IDLE, StreamState.OPENED, StreamState.GATED, Stream
 def _gate_findings(side: ContrastSide) -> Iterable[Text]:
     """Say how much it changes the time of a backend that the event of a gate has fired before: where most."""
     judged = [pair for pair in side.comparisons if math.isfinite(pair[1].high)]
-    for name, pairs in grouped(judged, lambda pair: name_of(pair[0][_GATES[0]])).items():
+    for name, pairs in grouped(judged, lambda pair: pair[0][_GATES[0]].backend_name).items():
         line, compared = max(pairs, key=lambda pair: abs(math.log(pair[1].ratio)) if pair[1].significant else 0.0)
         closed, opened = (line[state] for state in _GATES)
         head = f"{name} {closed.cell.direction}"

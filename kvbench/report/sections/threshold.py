@@ -16,7 +16,7 @@ from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotPanel,
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, backends, first_of, turns
-from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds, name_of
+from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
 from kvbench.results.outcomes import Outcome, grouped
 
@@ -155,7 +155,7 @@ def _divided(batched: Sequence[Outcome], kernel: Sequence[Outcome]) -> tuple[flo
     below, above = sizes[first - 1 : first + 1]
     return (
         math.sqrt(below * above),
-        f"{bytes_size(below)}: {name_of(kernel[0])} faster",
+        f"{bytes_size(below)}: {kernel[0].backend_name} faster",
         f"{bytes_size(above)}: {BATCHED} faster",
     )
 
