@@ -4,30 +4,23 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
-from kvbench.cells.facts import CEILING_BYTES, DeviceFacts, HostMemory, device_named
+from kvbench.cells.facts import DeviceFacts, HostMemory, device_named
 from kvbench.cli.options import print_lines, print_rows, version_line
 from kvbench.ground.errors import ExitCode, KvbenchError, UsageError
 from kvbench.machine.doctor import Check, EngineReport, Findings, Status, diagnose
 
 if TYPE_CHECKING:
     from kvbench.report.health import Health
-
-_CHECK_DEADLINE_S: Final = 180.0
-_LOAD_SAMPLES: Final = 40
-_SETTLE_S: Final = 0.3
 
 
 def doctor(
@@ -146,6 +139,7 @@ def gather(asked: str) -> Findings:
     """The facts about the requested device, including errors; raises UsageError for an invalid device name."""
     from kvbench.machine.probes import identity, observe
     from kvbench.machine.sources import Sources
+    from kvbench.run.runner import inspect
 
     device_named(asked, ())  # reject a misspelt device before the engine loads
     try:
@@ -174,42 +168,9 @@ def gather(asked: str) -> Findings:
     )
 
 
-def inspect() -> EngineReport:
-    """The components that load and the devices that exist; a crash of the inspection is part of the report."""
-    from kvbench.run.worker_process import Interpreter
-
-    command = Interpreter().command("-m", "kvbench.measure.inspection")
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_CHECK_DEADLINE_S, check=False)
-    except subprocess.TimeoutExpired:
-        return EngineReport(engine_error=f"no answer within {_CHECK_DEADLINE_S:g} s")
-    if done.returncode != 0:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return EngineReport(engine_error=f"the process ended with {done.returncode}: {''.join(last)}")
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=EngineReport)
-
-
-def observe_under_load(device: str) -> Mapping[str, Any]:
-    """Return `observe` of `device` while a worker copies over its link. Raises KvbenchError."""
-    from kvbench.machine.probes import observe
-    from kvbench.results import Ceiling
-    from kvbench.run.protocol import MeasureCeiling
-    from kvbench.run.worker_process import WorkerSlot
-    from kvbench.sweep.spec import SweepSpec
-
-    with closing(WorkerSlot(SweepSpec(name="doctor", device=device))) as slot:
-        opened = slot.start()
-        slot.reserve(CEILING_BYTES[opened.device.kind])
-        request = MeasureCeiling(direction="h2d", round=0, samples=_LOAD_SAMPLES)
-        with ThreadPoolExecutor(1) as thread:
-            copying = thread.submit(slot.ask, request, Ceiling, _CHECK_DEADLINE_S)
-            wait((copying,), _SETTLE_S)
-            observed = observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
-        copying.result()
-        return observed
-
-
 def _under_load(device: str) -> Mapping[str, Any] | str:
+    from kvbench.run.runner import observe_under_load
+
     try:
         return observe_under_load(device)
     except Exception as error:

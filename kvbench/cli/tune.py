@@ -123,8 +123,8 @@ def _check_engine(name: str, device: str) -> None:
     from kvbench.backends.base import facts_of
     from kvbench.cells.facts import DeviceFacts, device_named
     from kvbench.cells.installed import engines
-    from kvbench.cli.doctor import inspect
     from kvbench.machine.sources import driver_version
+    from kvbench.run.runner import inspect
 
     engine = engines()[name]
     gpu = DeviceFacts("cuda:0", "cuda", "a GPU", None, 0, 0, None)

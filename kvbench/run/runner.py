@@ -1,34 +1,38 @@
-"""Open what a sweep needs, preview it, run it on one device or on several at once, and resume an earlier run."""
+"""Open what a sweep needs, preview it, run it on one device or on several at once, and resume an earlier run; ask what
+a machine has, and look at it while copies run.
+"""
 
 import shlex
+import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from kvbench import __version__
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import AUTO, COPIER, TRITON, BackendFacts, DeviceFacts
+from kvbench.cells.facts import AUTO, CEILING_BYTES, COPIER, TRITON, BackendFacts, DeviceFacts
 from kvbench.cells.installed import installed
 from kvbench.cells.policy import NO_POLICY
 from kvbench.ground.errors import MismatchError, UsageError
 from kvbench.ground.files import commit, or_usage_error
 from kvbench.ground.text import convert, quoted
-from kvbench.machine.probes import identity
-from kvbench.results import Run, RunInfo, RunWriter, Scalar, load_run
+from kvbench.machine.doctor import EngineReport
+from kvbench.machine.probes import identity, observe
+from kvbench.results import Ceiling, Run, RunInfo, RunWriter, Scalar, load_run
 from kvbench.results.rundir import runs_in
 from kvbench.results.schema import PLUG_INS, Retry, differences, identity_hash
 from kvbench.run.execution import Execution, Observer, SweepEnd
-from kvbench.run.protocol import START_ROWS, Opened, Start
+from kvbench.run.protocol import START_ROWS, MeasureCeiling, Opened, Start
 from kvbench.run.rendezvous import DeviceTurns, Rank, RankSlot, TurnSlot
 from kvbench.run.schedule import Progress, Schedule
-from kvbench.run.worker_process import WorkerSlot
+from kvbench.run.worker_process import Interpreter, WorkerSlot
 from kvbench.sweep.plan import Plan, asked_for, expand, visits
 from kvbench.sweep.spec import EVERY_GPU, SweepSpec
 
@@ -37,6 +41,10 @@ _LIBRARIES: Final = {"torch", "triton"}
 _OWN: Final = ("", "kvbench")  # the first for a backend that does not load
 # In the folder of a sweep on several devices: where their workers meet.
 _START_FILE: Final = ".start"
+# The deadline of a look at the machine, how many large copies one has beside it, and when they run for certain.
+_CHECK_DEADLINE_S: Final = 180.0
+_LOAD_SAMPLES: Final = 40
+_SETTLE_S: Final = 0.3
 
 
 def preview(spec: SweepSpec) -> tuple[Plan, Opened]:
@@ -53,6 +61,33 @@ def survey(device: str, *, backends: bool = False) -> Opened:
     spec = SweepSpec(name="survey", device=device)
     with closing(WorkerSlot(spec, installed()[0].values() if backends else ())) as slot:
         return fitting(spec, slot.start())
+
+
+def inspect() -> EngineReport:
+    """The components that load and the devices that exist; a crash of the inspection is part of the report."""
+    command = Interpreter().command("-m", "kvbench.measure.inspection")
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_CHECK_DEADLINE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return EngineReport(engine_error=f"no answer within {_CHECK_DEADLINE_S:g} s")
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return EngineReport(engine_error=f"the process ended with {done.returncode}: {''.join(last)}")
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=EngineReport)
+
+
+def observe_under_load(device: str) -> Mapping[str, Any]:
+    """Return `observe` of `device` while a worker copies over its link. Raises KvbenchError."""
+    with closing(WorkerSlot(SweepSpec(name="doctor", device=device))) as slot:
+        opened = slot.start()
+        slot.reserve(CEILING_BYTES[opened.device.kind])
+        request = MeasureCeiling(direction="h2d", round=0, samples=_LOAD_SAMPLES)
+        with ThreadPoolExecutor(1) as thread:
+            copying = thread.submit(slot.ask, request, Ceiling, _CHECK_DEADLINE_S)
+            wait((copying,), _SETTLE_S)
+            observed = observe(opened.device.name, opened.pci_bus_id, own_pids=slot.pids)
+        copying.result()
+        return observed
 
 
 def start_sweep(

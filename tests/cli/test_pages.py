@@ -21,7 +21,6 @@ import pytest
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
-from kvbench.cli import doctor
 from kvbench.engine.device import count_cuda_devices
 from kvbench.ground.errors import ExitCode
 from kvbench.run import runner
@@ -37,7 +36,7 @@ _NEEDS: Final = re.compile(r"# needs (?P<what>.+)$")
 _FENCE: Final = re.compile(r"^```sh\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 _INDENTED: Final = re.compile(r"^    (?P<line>kvbench .*)$", re.MULTILINE)
 _TOKENS: Final = re.compile(r"@tokens\d+")
-INSPECT: Final = cache(doctor.inspect)  # loads torch and Triton in a process
+INSPECT: Final = cache(runner.inspect)  # loads torch and Triton in a process
 _FEW: Final = ("blocks=4", "block_size=1KiB", "direction=h2d", "pool=64MiB")
 
 
@@ -159,7 +158,7 @@ def run(shown: Shown, folder: Path, met: frozenset[str] = frozenset()) -> str | 
     fakes = "--dry-run" in expanded and not shown.needs and not site.is_dir()
     with (
         mock.patch.object(runner, "WorkerSlot", FakeSlot) if fakes else nullcontext(),
-        mock.patch.object(doctor, "inspect", INSPECT),
+        mock.patch.object(runner, "inspect", INSPECT),
         mock.patch("kvbench.report.drawing.draw", return_value=BLANK),
     ):
         done = kvbench_here(*expanded, cwd=folder, env={"COLUMNS": "160", "PYTHONPATH": str(site)})

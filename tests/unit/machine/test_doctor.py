@@ -168,8 +168,8 @@ def run(engine: EngineReport | Exception, *arguments: str, probe: Mock | None = 
     app.command()(command.doctor)
     outcome = {"side_effect": engine} if isinstance(engine, Exception) else {"return_value": engine}
     with (
-        patch("kvbench.cli.doctor.inspect", **outcome),
-        patch("kvbench.cli.doctor.observe_under_load", probe or Mock(side_effect=RuntimeError("no copies"))),
+        patch("kvbench.run.runner.inspect", **outcome),
+        patch("kvbench.run.runner.observe_under_load", probe or Mock(side_effect=RuntimeError("no copies"))),
     ):
         return CliRunner().invoke(app, ["doctor", *arguments])
 

@@ -15,10 +15,10 @@ from kvbench.cells.axes import Direction, Neighbour, Order, Reuse, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.installed import engines
-from kvbench.cli import doctor
 from kvbench.engine import nvrtc
 from kvbench.ground.errors import UsageError
 from kvbench.results import Record, Run
+from kvbench.run import runner
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.search import engine_sweep
@@ -248,6 +248,6 @@ def test_an_engine_is_refused_without_a_driver_before_a_worker_starts(
 ) -> None:
     monkeypatch.setattr(base, "facts_of", mock.Mock(return_value=VLLM))  # as if its package were installed
     monkeypatch.setattr(nvrtc, "driver_version", lambda: 0)
-    monkeypatch.setattr(doctor, "inspect", mock.Mock(side_effect=AssertionError))
+    monkeypatch.setattr(runner, "inspect", mock.Mock(side_effect=AssertionError))
     why = "engine vllm: its code needs a GPU, and this machine shows none; see kvbench doctor"
     assert refused("tune", "engine", "vllm", cwd=tmp_path) == why
