@@ -200,8 +200,9 @@ def test_a_difference_holds_in_every_start_and_needs_a_common_round() -> None:
     for more, verdict in ((0.6, Verdict.SAME), (0.8, Verdict.SLOWER), (-0.8, Verdict.FASTER)):
         shifted = {number: figure + more for number, figure in base.items()}
         assert difference_of(base, shifted, starts, margin).verdict is verdict
-    large = {number: 20.0 + 1.9 * (number % 2) for number in range(12)}
-    assert difference_of(dict.fromkeys(range(12), 20.0), large, starts, margin).verdict is Verdict.SAME
+    small, large = (dict.fromkeys(range(12), figure) for figure in (20.0, 22.1))
+    assert difference_of(small, large, starts, margin).verdict is Verdict.SAME
+    assert difference_of(large, small, starts, margin).verdict is Verdict.SAME
     apart = difference_of(base, {number + 12: 9.0 for number in range(12)}, starts, margin)
     assert (apart.centre, apart.verdict) == (8.0, Verdict.UNDECIDED)
 

@@ -55,6 +55,12 @@ def test_a_kernel_is_the_fastest_that_was_measured(
     assert (shape.method, shape.warps) == (method, warps)
 
 
+@pytest.mark.parametrize("sms", [2, 3, 8])
+def test_without_bulk_copies_scattered_stores_have_many_loads_in_flight_on_any_number_of_sms(sms: int) -> None:
+    cell = Cell("sm", Direction.D2H, 257, 32 * KIB, pool_bytes=16 * GIB, sms=sms)
+    assert shape_for(cell, 32 * KIB, 32 * KIB, 80, 163 * KIB).warps == 32
+
+
 @pytest.mark.parametrize(
     ("shared_kib", "method", "warps"), [(227, "bulk", 8), (60, "bulk", 2), (30, "bulk", 1), (8, "lanes", 16)]
 )

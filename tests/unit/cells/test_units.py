@@ -32,7 +32,9 @@ def test_what_is_no_size_is_refused(text: str, why: str) -> None:
         parse_size(text)
 
 
-@pytest.mark.parametrize(("text", "right"), [("16KB", "16KiB or 16000B"), ("1.5 MB", "1.5MiB or 1500000B")])
+@pytest.mark.parametrize(
+    ("text", "right"), [("16KB", "16KiB or 16000B"), ("1.5 MB", "1.5MiB or 1500000B"), ("2GB", "2GiB or 2000000000B")]
+)
 def test_a_decimal_size_where_a_binary_one_is_usual_is_refused(text: str, right: str) -> None:
     with pytest.raises(ValueError, match=f"write {right}"):
         parse_binary_size(text)

@@ -217,6 +217,14 @@ def test_a_rule_about_two_cells_is_judged_in_the_rounds_that_both_have() -> None
     assert "5 visits; a verdict requires 6" in check(rule, few).reason
 
 
+@pytest.mark.parametrize("limit_us", [50, 150, 400])
+def test_of_the_cells_of_a_rule_the_one_that_breaks_it_most_or_is_nearest_to_it_is_shown(limit_us: float) -> None:
+    times_us = {Cell("sm", Direction.H2D, 64, 4 * KIB, sms=count): us for count, us in ((2, 100), (4, 300), (8, 200))}
+    made = [visit(cell, us, round_=number) for cell, us in times_us.items() for number in range(6)]
+    (cell,) = check({"cells": SM, "quantity": "swap_us", "at_most": limit_us}, made).cells
+    assert cell.sms == 4
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.5, GateVerdict.PASS), (0.95, GateVerdict.FAIL)])
 def test_a_share_of_the_ceiling_is_a_quantity(share: float, verdict: GateVerdict) -> None:
     cells = f"backend=triton,{AT_10000},block_size=64KiB"
@@ -225,7 +233,7 @@ def test_a_share_of_the_ceiling_is_a_quantity(share: float, verdict: GateVerdict
 
 @pytest.mark.parametrize(("height", "verdict"), [(2.0, GateVerdict.FAIL), (20.0, GateVerdict.PASS)])
 def test_a_cliff_down_is_one_too(height: float, verdict: GateVerdict) -> None:
-    cells = [cell for cell in cliff_cells((256,)) if cell.backend == "triton"]
+    cells = [cell for cell in cliff_cells((256,), (24, 28)) if cell.backend == "triton"]
     made = rounds(cells, lambda cell: 40.0 if cell.block_bytes <= 24 * KIB else 4.0, noise=0.001)
     row = check({"cells": "backend=triton", "no_cliff_above": height}, made)
     assert row.verdict is verdict, row.reason

@@ -386,6 +386,8 @@ def test_a_decode_step_without_small_copies_answers_nothing() -> None:
     decode = beside_of(BESIDE_DECODE, 1.25, 1)
     before = msgspec.structs.replace(decode, beside=msgspec.structs.replace(decode.beside or Beside(), readback_us=[]))
     assert (cost_of(decode) is None, cost_of(before)) == (False, None)
+    by_layers = replace(before.cell, sequence="layers-4")  # which runs the step once for each swap, without such copies
+    assert cost_of(msgspec.structs.replace(before, cell_text=by_layers.as_strings())) is not None
 
 
 @pytest.mark.parametrize(("iterations", "known"), [([10, 10], True), ([10, 9], False), ([40, 0], False)])

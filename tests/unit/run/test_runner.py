@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvbench.ground.errors import MismatchError
-from kvbench.results import RunInfo, load_run
+from kvbench.results import RunInfo, Visit, load_run
 from kvbench.results.rundir import Run
 from kvbench.results.schema import identity_hash
 from kvbench.run import runner
@@ -92,13 +92,13 @@ def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> N
         runner.plan_of(begun(), SPEC, found)
 
 
-def test_visits_by_another_process_before_the_lock_are_not_repeated(
+def test_what_another_process_measured_before_the_lock_is_not_repeated_and_was_made_by_a_new_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     succeeds("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
     start, run = WorkerSlot.start, tmp_path / "run"
     journal = run / "journal.jsonl"
-    journal.write_bytes(journal.read_bytes().splitlines(keepends=True)[0])
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
 
     def late(slot: WorkerSlot) -> Opened:
         """Start the worker after another process has finished the run."""
@@ -112,4 +112,5 @@ def test_visits_by_another_process_before_the_lock_are_not_repeated(
     with forked():
         runner.resume_sweep(run, Observer())
     assert records(run) == finished
+    assert {one.process for one in finished if isinstance(one, Visit)} == {1, 2}
     assert [seen["at"] for seen in load_run(run).info.observed].count("end") == 3

@@ -74,10 +74,10 @@ def test_a_rule_is_split_at_a_block_size_where_that_saves_much(tmp_path: Path) -
 
 
 def test_a_rule_is_split_where_that_saves_the_most(tmp_path: Path) -> None:
-    """Copies are four times as fast from 16 KiB on: a split below 4 KiB already saves, and leaves 4 KiB to them."""
+    """Copies are three times as fast from 16 KiB on: a split below 4 KiB saves too, and so does one above 16 KiB."""
 
     def rate(cell: Cell) -> float:
-        return 20.0 if cell.backend == "sm" else 80.0 if cell.block_bytes >= 16 * KIB else 10.0
+        return 20.0 if cell.backend == "sm" else 60.0 if cell.block_bytes >= 16 * KIB else 10.0
 
     assert texts(rule_at(tmp_path, rate)) == [("sm sms=1", (None, 4 * KIB)), ("batched order=any", (16 * KIB, None))]
 
@@ -90,6 +90,18 @@ def test_the_sms_of_a_size_end_with_it_and_with_the_method(tmp_path: Path) -> No
 
     four, two = ("sm sms=4", (None, KIB)), ("sm sms=2", (4 * KIB, 16 * KIB))
     assert texts(rule_at(tmp_path, rate)) == [four, two, ("batched order=any", (64 * KIB, None))]
+
+
+def test_the_sms_of_a_size_begin_with_the_method(tmp_path: Path) -> None:
+    """Blocks of 16 KiB and more need two SMs, and copies are as fast as the kernel up to 16 KiB."""
+
+    def rate(cell: Cell) -> float:
+        if cell.sms is None:
+            return 54.0 if cell.block_bytes <= 16 * KIB else 5.0
+        return min(50.0, 12.5 * cell.sms * (1 if cell.block_bytes <= 4 * KIB else 2))
+
+    expected = [("batched order=any", (None, 16 * KIB)), ("sm sms=2", (64 * KIB, None))]
+    assert texts(rule_at(tmp_path, rate)) == expected
 
 
 def test_a_size_without_a_choice_of_counts_follows_the_size_that_is_nearest_in_ratio(tmp_path: Path) -> None:
@@ -604,3 +616,9 @@ def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) ->
     assert answer(Cell("sm", *shape, sms=4), "sms").decided
     assert not answer(Cell("sm", *shape, sms=4), "faster", 95.0).decided
     assert not answer(Cell("triton", *shape, sms=4), "methods").decided
+
+
+@pytest.mark.parametrize(("visits", "decided"), [(5, False), (6, True)])
+def test_a_method_alone_at_a_shape_is_decided_by_six_visits(visits: int, decided: bool) -> None:
+    (made,) = answers_of([arms_with(sm=(visits, 1.0)).measured])
+    assert made.decided is decided
