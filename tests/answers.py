@@ -6,9 +6,8 @@ from kvbench.cells.installed import of_engine
 from kvbench.results import Run
 from kvbench.tune.advice import Advice, advise
 from kvbench.tune.origin import origin_lines
+from kvbench.tune.page import answer_lines, in_lines, lines_of
 from kvbench.tune.situations import Question
-from kvbench.tune.table import in_lines, lines_of
-from kvbench.tune.text import answer_lines
 
 
 def advice_of(runs: Sequence[Run], question: Question | None = None) -> Advice:

@@ -22,7 +22,7 @@ from kvbench.ground.text import LOG_COLUMNS, WIDEST, longest_word, plain_type, p
 
 if TYPE_CHECKING:
     from kvbench.report.model import DataTable
-    from kvbench.tune.text import Grid
+    from kvbench.tune.page import Grid
 
 
 NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -224,7 +224,7 @@ def show_answer(
     stand for a choice that is missing, and behind an answer without a method.
     """
     from kvbench.report.whole_runs import remarks_on
-    from kvbench.tune.table import page_of
+    from kvbench.tune.page import page_of
 
     remarks = remarks_on(runs)
     advice, why, findings = _answer(runs, question, may, output, or_findings=or_findings)
@@ -277,8 +277,8 @@ def _record(
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
     """Print for how long decode steps of models wait for rows by ids; return whether the runs have nothing else."""
+    from kvbench.tune.page import gather_text
     from kvbench.tune.planner import gather_waits
-    from kvbench.tune.table import gather_text
 
     lines = [*map(gather_text, gather_waits(runs, swaps))]
     print_page(lines)
@@ -320,7 +320,7 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     from kvbench.report.view import views_of
     from kvbench.report.whole_runs import remarks_on
     from kvbench.results.outcomes import grouped
-    from kvbench.tune.text import Grid
+    from kvbench.tune.page import Grid
 
     views = views_of(runs)
     table = machines_table(views)

@@ -23,9 +23,19 @@ from kvbench.report.tables import (
 from kvbench.report.view import View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.advice import Advice, advise
+from kvbench.tune.page import (
+    HEADER,
+    OTHERS,
+    answer_lines,
+    head_of,
+    lines_of,
+    others_of,
+    place_of,
+    rows_of,
+    state_table,
+    use_of,
+)
 from kvbench.tune.situations import Question
-from kvbench.tune.table import HEADER, OTHERS, head_of, lines_of, others_of, place_of, rows_of, use_of
-from kvbench.tune.text import answer_lines, state_table
 
 _MOST: Final = 64  # cells: a longer table is read in summary.csv
 _HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s", "Thread us")

@@ -25,8 +25,8 @@ from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.origin import dates_text
+from kvbench.tune.page import situation_text, use_of
 from kvbench.tune.situations import Question
-from kvbench.tune.table import situation_text, use_of
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = tuple(

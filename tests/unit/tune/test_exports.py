@@ -21,8 +21,8 @@ from kvbench.results import Record, Run
 from kvbench.run import runner
 from kvbench.tune.candidates import shapes_of
 from kvbench.tune.exports import Export, break_even, export
+from kvbench.tune.page import state_table
 from kvbench.tune.search import engine_sweep
-from kvbench.tune.text import state_table
 from tests import synthetic
 from tests.answers import advice_of
 from tests.command import output, refused

@@ -21,11 +21,10 @@ from kvbench.results import Record, Run
 from kvbench.tune.advice import policy_of
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import Measured, shapes_of, typical
+from kvbench.tune.page import rows_of, state_table
 from kvbench.tune.planner import Hit, TokenLine, token_lines
 from kvbench.tune.rule import KeptArms, Rule, costs_of, pick, rule_of
 from kvbench.tune.situations import Question
-from kvbench.tune.table import rows_of
-from kvbench.tune.text import state_table
 from tests import synthetic
 from tests.answers import advice_of, summary
 from tests.command import output, refused

@@ -18,8 +18,8 @@ from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Run, Visit, load_run
 from kvbench.tune.advice import Advice
+from kvbench.tune.page import others_of, rows_of
 from kvbench.tune.situations import Answer, Question
-from kvbench.tune.table import others_of, rows_of
 from tests import synthetic
 from tests.answers import advice_of
 from tests.command import output, refused
