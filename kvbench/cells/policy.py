@@ -6,7 +6,7 @@ that was not measured is "".
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, product
 from pathlib import Path
@@ -105,11 +105,11 @@ class Choice:
         return cls(backend, tuple((name, value) for name, value in axes.items() if value and value != _USUAL[name]))
 
     @classmethod
-    def of_cell(cls, cell: Cell, plug_ins: Collection[str] = ()) -> Self:
-        """The choice that a cell measures, marked where its backend is one of `plug_ins`."""
+    def of_cell(cls, cell: Cell, *, plug_in: bool = False) -> Self:
+        """The choice that a cell measures, marked where its backend is of a `plug_in`."""
         texts = cell.as_strings()
         choice = cls.with_axes(cell.backend, {name: texts.get(name) for name in CHOSEN_AXES})
-        return replace(choice, plug_in=cell.backend in plug_ins)
+        return replace(choice, plug_in=plug_in)
 
     @property
     def share(self) -> float:

@@ -25,7 +25,6 @@ from kvbench.cells.facts import (
     PRIMED,
     SM,
     TRITON,
-    plug_ins_of,
 )
 from kvbench.cells.installed import engines
 from kvbench.cells.policy import Choice
@@ -171,11 +170,10 @@ def _times_of(runs: Sequence[Run], cells: Collection[Cell]) -> tuple[_VisitTimes
     arms: _VisitTimes = {}
     caller_us: _CallerTimes = {}
     for number, run in enumerate(runs):
-        plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
             times_us = outcome.times() if cell in cells and cell.backend not in NO_CHOICES - {COPIER} else {}
             if times_us:
-                choice, shape = Choice.of_cell(cell, plug_ins), SwapShape.of_cell(cell)
+                choice, shape = Choice.of_cell(cell, plug_in=outcome.plug_in), SwapShape.of_cell(cell)
                 visits = arms.setdefault(shape, {}).setdefault(choice, {})
                 visits |= {number * RUN_STEP + round_: us for round_, us in times_us.items()}
                 caller_us.setdefault(shape, {}).setdefault(choice, []).append(outcome.us("caller_us"))

@@ -16,7 +16,7 @@ from kvbench.analysis.compare import Difference, Verdict, difference_of
 from kvbench.analysis.margins import LOST
 from kvbench.cells.axes import Direction, Neighbour, Priority, Situation, StreamState
 from kvbench.cells.cell import Cell, SwapKind
-from kvbench.cells.facts import NO_CHOICES, plug_ins_of
+from kvbench.cells.facts import NO_CHOICES
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
@@ -281,7 +281,6 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
     """The methods that were measured beside steps, of blocks that are shuffled on both sides, or of others."""
     costs: dict[tuple[Direction, Situation], dict[tuple[Choice, Cell], dict[int, Cost]]] = {}
     for number, run in enumerate(runs):
-        plug_ins = plug_ins_of(run.info.backends)
         for cell, outcome in run.outcomes.items():
             situation = cell.situation
             is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
@@ -289,7 +288,7 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
             competes = competes and cell.priority is Priority.NONE and cell.devices == 1
             if situation in (None, Situation.ALONE) or not competes or outcome.status != "ok" or not outcome.costs:
                 continue
-            choice = Choice.of_cell(cell, plug_ins)
+            choice = Choice.of_cell(cell, plug_in=outcome.plug_in)
             if situation and keep(choice):
                 visits = costs.setdefault((cell.direction, situation), {}).setdefault((choice, cell), {})
                 visits |= {number * RUN_STEP + round_: cost for round_, cost in outcome.costs.items()}
