@@ -138,16 +138,21 @@ def _limit() -> str:
     )
 
 
+@cache
+def _runs_of(card: Path) -> list[Run]:
+    return [load_run(run) for run in run_folders(card)]
+
+
 def _short_name(card: Path) -> str:
     """A card's model without its maker and memory: "H100"."""
-    title = str(load_run(run_folders(card)[0]).info.identity["gpu_name"])
+    title = str(_runs_of(card)[0].info.identity["gpu_name"])
     return title.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def _origin(folder: Path) -> str:
     """Where and when a card's runs were made, and by which commands."""
     link = folder.relative_to(ROOT).as_posix()
-    runs = [load_run(run) for run in run_folders(folder)]
+    runs = _runs_of(folder)
     infos = [run.info for run in runs]
     identity = infos[0].identity
     dates = range_text(sorted(info.created[:10] for info in infos), str)
