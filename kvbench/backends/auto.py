@@ -6,15 +6,15 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest, facts_of
-from kvbench.backends.driver_copies import PRIME_NS, Batched, PerBlock
+from kvbench.backends.driver_copies import Batched, Merged, PerBlock, Primed
 from kvbench.backends.sm import FEW_BLOCKS, INLINE_UP_TO_BYTES, KernelShape, Sm, Staged, page_shape, shape_on
 from kvbench.cells.axes import DEFAULT_ORDER, NO_PACE, Direction, Order, Situation, StreamState, pace_of
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import AUTO, CPU_INLINE_UP_TO_BYTES, MERGED, PRIMED, SM, STAGED, DeviceFacts, with_usual
+from kvbench.cells.facts import AUTO, PRIMED, SM, STAGED, DeviceFacts, with_usual
 from kvbench.cells.policy import NO_POLICY, SERVING, Choice, Policy, Table
 from kvbench.cells.units import KIB
-from kvbench.engine.device import DIRECTIONS, BatchOptions, BlockCopier, CopyTable, CopyWay, Device, copier_swap
+from kvbench.engine.device import DIRECTIONS, BlockCopier, CopyTable, CopyWay, Device, copier_swap
 
 # Stream states that say whether something is pending when a list comes.
 _STATES: Final = {StreamState.IDLE: False, StreamState.GATED: True}
@@ -25,6 +25,7 @@ _UNALIGNED: Final = 1
 _RULE_SIZES: Final = tuple(kib * KIB for kib in (1, 2, 4, 8, 16, 32, 64))
 _RULE_COUNTS: Final = (FEW_BLOCKS, FEW_BLOCKS + 1)
 _WITH_KERNEL: Final = (SM, STAGED)
+_BATCHED: Final = {backend.name: backend for backend in (Batched(), Primed(), Merged())}
 
 
 class Way(NamedTuple):
@@ -168,18 +169,11 @@ class _Ways:
         return _Key(way._replace(choice=Choice.of_cell(cell)), (aligned, unaligned))
 
     def _by_copies(self, choice: Choice) -> CopyWay:
-        merged, sliced = choice.backend == MERGED, choice.backend in (PRIMED, MERGED)
+        if choice.backend == PerBlock.name:
+            return CopyWay(one_by_one=True)
+        # As of a load: the copier itself has an access order for each list, and primes no store.
         cell = choice.apply(Cell(choice.backend, Direction.H2D, 1, 1))
-        batch = BatchOptions(
-            sliced=sliced,
-            descriptors_per_call=cell.descriptors_per_call or 0,
-            prefer_overlap=bool(cell.overlap),
-            by_host_address=merged,
-            merge=merged,
-            prime_ns=PRIME_NS,
-            prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if sliced and self._device.is_cuda else 0,
-        )
-        return CopyWay(one_by_one=choice.backend == PerBlock.name, batch=batch)
+        return CopyWay(batch=_BATCHED[choice.backend].options(self._device, cell))
 
     def _by_kernel(self, key: _Key) -> CopyWay:
         assert key.kernels is not None

@@ -6,10 +6,11 @@ from typing import Final
 
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
 from kvbench.cells.axes import Direction, Order
+from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, CPU_INLINE_UP_TO_BYTES, MERGED, PER_BLOCK, PRIMED, QUEUE_AXES, DeviceFacts
-from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, BatchOptions, batched, per_block
+from kvbench.engine.device import ACCESS_ORDERS, DIRECTIONS, BatchOptions, Device, batched, per_block
 
-PRIME_NS: Final = 2000
+_PRIME_NS: Final = 2000
 
 
 class PerBlock(Backend):
@@ -44,21 +45,24 @@ class Batched(Backend):
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         cell, memory = request.cell, request.memory
-        primed = self.sliced and request.device.is_cuda and cell.direction is Direction.H2D
-        options = BatchOptions(
+        lists, options = (memory.sources, memory.destinations, memory.sizes), self.options(request.device, cell)
+        swap = batched(request.device.driver, *lists, DIRECTIONS[cell.direction], options)
+        mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
+        return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)
+
+    def options(self, device: Device, cell: Cell) -> BatchOptions:
+        """How its calls copy the swaps of a cell."""
+        primed = self.sliced and device.is_cuda and cell.direction is Direction.H2D
+        return BatchOptions(
             order=ACCESS_ORDERS[cell.order or Order.STREAM],
             prefer_overlap=bool(cell.overlap),
             descriptors_per_call=cell.descriptors_per_call or 0,
             sliced=self.sliced,
             by_host_address=self.merged,
             merge=self.merged,
-            prime_ns=PRIME_NS,
+            prime_ns=_PRIME_NS,
             prime_up_to_bytes=CPU_INLINE_UP_TO_BYTES if primed else 0,
         )
-        lists = memory.sources, memory.destinations, memory.sizes
-        swap = batched(request.device.driver, *lists, DIRECTIONS[cell.direction], options)
-        mechanism = Mechanism.BATCHED_COPY if request.device.is_cuda else Mechanism.HOST_THREAD
-        return PreparedSwap(swap, Mechanism.FALLBACK if swap.fell_back else mechanism)
 
 
 class Primed(Batched):

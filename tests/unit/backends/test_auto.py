@@ -18,7 +18,7 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, Neighbour, Situation, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import CPU_INLINE_UP_TO_BYTES, DeviceFacts
+from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.faults import FaultPlan
 from kvbench.cells.installed import of_engine
 from kvbench.cells.pattern import Pattern
@@ -297,15 +297,11 @@ def test_a_copier_holds_its_kernels_at_the_pace_of_the_policy_or_of_its_caller(
 def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, object]] = []
     monkeypatch.setattr(
-        "kvbench.backends.auto.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
+        "kvbench.backends.driver_copies.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
     )
-    primed = CPU_INLINE_UP_TO_BYTES
-    for text, *expected in (("batched overlap=on", True, 0, False, False, 0), ("primed", False, 0, False, True, primed),
-                            ("batched descriptors_per_call=8", False, 8, False, False, 0),
-                            ("merged", False, 0, True, True, primed)):  # fmt: skip
+    for text, *expected in (("batched overlap=on", True, False), ("merged", False, True)):
         copier_for(gpu(H200), [policy_of(text)])
-        named = ("prefer_overlap", "descriptors_per_call", "merge", "sliced", "prime_up_to_bytes")
-        assert [made[-1][name] for name in named] == expected
+        assert [made[-1][name] for name in ("prefer_overlap", "merge")] == expected
 
 
 def test_a_copier_forgets_the_pools_of_other_cells_before_it_takes_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
