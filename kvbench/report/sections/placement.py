@@ -31,10 +31,6 @@ _ARMS: Final = {
 }
 
 
-def _placement_of(outcome: Outcome) -> str:
-    return _ARMS[outcome.cell.pool_bytes > 0, outcome.cell.reuse]
-
-
 def _hot_and_far(view: View) -> Pinned | None:
     pinned = view.pin(view.cells, free=("pool", "reuse", "sms"))
     idle = rows_with(pinned.cells, stream_state="idle")
@@ -73,7 +69,7 @@ LOCALITY: Final = Contrast(
     keys=(contrast.SWAP, contrast.BACKEND),
     title=lambda side: f"{side.cell.direction}, idle stream: GB/s of hot and fresh, dense and scattered blocks",
     columns=lambda _: [Figure(arm, arm, _rate_by_sms) for arm in _ARMS.values()],
-    arm=_placement_of,
+    arm=lambda outcome: _ARMS[outcome.cell.pool_bytes > 0, outcome.cell.reuse],
     compared=(_HOT, _FAR),
     ratio="Cost",
     notes=lambda _: [
@@ -85,14 +81,9 @@ LOCALITY: Final = Contrast(
 )
 
 
-def run_length(pattern: str) -> int | None:
-    """The blocks in an extent of a pattern: 1 where none are adjacent, None where extents differ in length."""
-    match = re.fullmatch(r"runs-(\d+)", pattern)
-    return int(match[1]) if match else 1 if pattern == "shuffled" else None
-
-
 def _extent(cell: Cell) -> int | None:
-    return run_length(str(cell.pattern))
+    """The blocks in an extent: 1 where none are adjacent, None where extents differ in length."""
+    return cell.pattern.run if cell.pattern.kind in ("runs", "shuffled") else None
 
 
 def _in_runs(view: View) -> Pinned | None:
@@ -280,8 +271,8 @@ REGISTRATIONS: Final = Contrast(
 
 def _ranks(cell: Cell) -> int | None:
     """How many ranks share the pages of which a cell copies fragments, None where it copies whole blocks."""
-    matches = [re.match(r"fragments-\d+x(\d+)", str(pattern)) for pattern in (cell.host_pattern, cell.pattern)]
-    return next((int(match[1]) for match in matches if match), None)
+    patterns = (cell.host_pattern, cell.pattern)
+    return next((pattern.ranks for pattern in patterns if pattern.kind == "fragments"), None)
 
 
 _RANKS: Final = Key("Ranks", _ranks, lambda outcome: str(_ranks(outcome.cell)))
