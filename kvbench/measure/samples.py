@@ -18,7 +18,7 @@ from kvbench.cells.blocks import layer_blocks, most_sets, opposite_of, region_by
 from kvbench.cells.cell import Cell
 from kvbench.cells.faults import Fault
 from kvbench.cells.units import gigabytes_per_second
-from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap, TimedRegion
+from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap
 from kvbench.measure.bench import Bench
 from kvbench.measure.beside import Flow, FlowSample, Turns
 from kvbench.measure.layout import Layout, lay_out
@@ -375,7 +375,7 @@ def take_one(
         prepared.stage()
     swap, clock = prepared.swap, "wall_us" if pause_us and not state.pending else "event_us"
     work = partial(_work_for, pause_us) if pause_us else None
-    queue = queue or Queue()
+    met = STREAM_STATES[state], queue or Queue(), work
     if workload.watching and state.pending:
         moved: list[bool] = []
 
@@ -383,25 +383,14 @@ def take_one(
             swap.submit(stream)
             moved.append(workload.moved())
 
-        sample = bench.region.measure_python(submit, STREAM_STATES[state], queue, work)
+        sample = bench.region.measure_python(submit, *met)
         if moved[-1] and sample.pending_after:  # it counts only if the earlier work was still running
             raise VerificationError(NOT_ORDERED)
         return sample
-    sample = _timed(bench.region, prepared, state, queue, work)
-    return swap.timed(sample, clock) if isinstance(swap, LayeredSwap) else sample
-
-
-def _timed(
-    region: TimedRegion,
-    prepared: PreparedSwap,
-    state: StreamState,
-    queue: Queue,
-    work: Callable[[], object] | None = None,
-) -> Sample:
-    swap = prepared.swap
     if isinstance(swap, Swap):
-        return region.measure(swap, STREAM_STATES[state], queue, work)
-    return region.measure_python(swap.submit, STREAM_STATES[state], queue, work)
+        return bench.region.measure(swap, *met)
+    sample = bench.region.measure_python(swap.submit, *met)
+    return swap.timed(sample, clock) if isinstance(swap, LayeredSwap) else sample
 
 
 def _work_for(pause_us: int) -> None:
