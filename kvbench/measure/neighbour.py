@@ -101,21 +101,6 @@ class IdleWork(NeighbourWork):
         self._driver.delay(IDLE_US * 1000, self._handle)
 
 
-class PrefillWork(NeighbourWork):
-    """Layers of a prefill."""
-
-    def __init__(self, device: Device, stream: Stream, kind: Neighbour, model: StepSizes) -> None:
-        from kvbench.measure.torch_work import TorchWork
-
-        self._work = TorchWork(kind, ordinal_of(device), stream.handle, model=model)
-
-    def thread(self) -> AbstractContextManager[object]:
-        return self._work.thread()
-
-    def submit(self, _computed: Event) -> None:
-        self._work.submit()
-
-
 class DecodeWork(NeighbourWork):
     """Decode steps with the small copies of an engine, in pinned memory and on a stream of their own, `copies`.
 
@@ -357,7 +342,11 @@ def _work(device: Device, stream: Stream, kind: Neighbour, model: StepSizes) -> 
     """Return work whose iterations end on `stream`."""
     if kind == Neighbour.IDLE:
         return IdleWork(device, stream)
-    return DecodeWork(device, stream, model) if kind == Neighbour.DECODE else PrefillWork(device, stream, kind, model)
+    if kind == Neighbour.DECODE:
+        return DecodeWork(device, stream, model)
+    from kvbench.measure.torch_work import TorchWork
+
+    return TorchWork(kind, ordinal_of(device), stream.handle, model=model)
 
 
 def ordinal_of(device: Device) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import LAYERS_OF_70B
-from kvbench.measure.neighbour import Meeting
+from kvbench.measure.neighbour import Meeting, NeighbourWork
 from kvbench.models.steps import BATCH, CONTEXT, OF_70B, USUAL, StepSizes
 
 WARMUPS: Final = 3
@@ -19,7 +19,7 @@ Iterate = Callable[[], object]
 Layer = Callable[[Any], Any]
 
 
-class TorchWork:
+class TorchWork(NeighbourWork):
     """Iterations of one kind on the stream `handle`, captured in CUDA graphs, with their data in memory of torch.
 
     An iteration is a decode step of `BATCH` sequences, or one layer of a prefill of one sequence: layer by layer, the
@@ -57,7 +57,7 @@ class TorchWork:
         with cuda.device(self._ordinal), cuda.stream(self._stream), self._torch.inference_mode():
             yield
 
-    def submit(self) -> None:
+    def submit(self, _computed: object = None) -> None:
         for part in self.parts:
             part()
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbench.backends.base import backend_named, facts_of, is_own
+from kvbench.backends.base import Backend, backend_named, facts_of, is_own
 from kvbench.cells.axes import NO_PACE, Direction, Memory, Priority
 from kvbench.cells.blocks import TRACE
 from kvbench.cells.cell import Cell
@@ -197,7 +197,9 @@ class Worker:
         try:
             self._meeting = meeting = None if request.start is None else Meeting(request.start)
             with self._bench.threads.ours() if all(is_own(cell.backend) for cell in cells) else nullcontext():
-                arms_layouts = self._lay_out(cells, request)
+                arms_layouts: Sequence[Sequence[Layout] | None] = [None]  # of a cell that is alone in its visit
+                if len(cells) > 1:
+                    arms_layouts = lay_out_arms(cells[0], request.sampling, _seed(request, cells[0]), len(cells))
                 for cell, layouts in zip(cells, arms_layouts, strict=True):
                     ready.append(self._set_up(cell, request, layouts))
                 for arm in ready:
@@ -219,20 +221,12 @@ class Worker:
             records.append(msgspec.structs.replace(record, path=path, warnings=warnings, **times))
         return protocol.MeasuredCells(records=records)
 
-    def _set_up_replay(self, cell: Cell, request: protocol.MeasureCells) -> SetUp:
+    def _set_up_replay(self, cell: Cell, backend: Backend, request: protocol.MeasureCells) -> SetUp:
         if self._trace is None:
             raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
         trace, placed = self._trace
         swaps = chunk(placed[cell.direction.value], request.round, request.sampling.rounds)
-        backend = backend_named(cell.backend)
-        assert backend is not None  # the plan has only described backends
         return set_up_replay(self._bench_of(cell), backend, cell, trace, swaps, (request.seed, request.round))
-
-    def _lay_out(self, arms: Sequence[Cell], request: protocol.MeasureCells) -> Sequence[Sequence[Layout] | None]:
-        """Return the blocks of each arm, or None for a cell that is alone in its visit."""
-        if len(arms) == 1:
-            return [None]
-        return lay_out_arms(arms[0], request.sampling, _seed(request, arms[0]), len(arms))
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> SetUp:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
@@ -240,14 +234,14 @@ class Worker:
         for direction in directions if cell.pace != NO_PACE else ():
             if direction not in self._bench.ceiling_gbps:  # the round began in another worker
                 self._measure_ceiling(direction, CEILING_SAMPLES, request.round)
+        backend = backend_named(cell.backend)
+        assert backend is not None  # the plan has only described backends
         if cell.sequence == TRACE:
-            return self._set_up_replay(cell, request)
+            return self._set_up_replay(cell, backend, request)
         if not self._bench.pools.holds(cell.memory):
             self._kept.clear()  # their pool is released
         if cell in self._kept:
             return self._kept[cell]
-        backend = backend_named(cell.backend)
-        assert backend is not None  # the plan has only described backends
         in_turn, seed = request.in_turn is not None, _seed(request, cell)
         bench = replace(self._bench_of(cell), meeting=self._meeting)
         ready = set_up(bench, backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts)
