@@ -1,7 +1,6 @@
 """Registering host memory: its cost, its limits, copies across two registrations, and whether it stalls swaps."""
 
 import mmap
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -177,16 +176,13 @@ def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
     blocks = Blocks(bench, [64 * KIB] * 64)
     arrays = blocks.arrays(Direction.H2D)
     alone_us, beside_us = [], []
-    refusals: list[RegistrationRefusedError] = []
     for number in range(_ROUNDS):
         bench.step(f"round {number + 1}, {rough_size(size)}", size / MIB, "MiB")
-        alone_us.append(_times_us(bench, arrays, lambda: False))
-        thread = threading.Thread(target=_pin, args=(bench, size, refusals))
-        thread.start()
-        beside_us.append(_times_us(bench, arrays, thread.is_alive))
-        thread.join()
-    if refusals:  # without pinning nothing was beside the swaps
-        raise refusals[0]
+        alone_us.append(_times_us(bench, arrays, lambda: True))
+        with ThreadPoolExecutor(1) as thread:
+            pinning = thread.submit(_pin, bench, size)
+            beside_us.append(_times_us(bench, arrays, pinning.done))
+        pinning.result()  # without pinning nothing was beside the swaps
     worst_us = max(map(max, alone_us))
     longest_us = min(map(max, beside_us))
     is_stalled = longest_us > max(_TIMES * worst_us, worst_us + _STALL_US)
@@ -208,10 +204,10 @@ def stalls(bench: ProbeBench) -> ProbeFinding | Unanswered:
     )
 
 
-def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) -> list[float]:
-    """The wall times of swaps, at least a hundred and as long as `goes_on`."""
+def _times_us(bench: ProbeBench, arrays: Arrays, has_ended: Callable[[], bool]) -> list[float]:
+    """The wall times of swaps, at least a hundred and until `has_ended`."""
     times_us: list[float] = []
-    while len(times_us) < _LEAST_SWAPS or goes_on():
+    while len(times_us) < _LEAST_SWAPS or not has_ended():
         began_ns = time.perf_counter_ns()
         bench.submit(arrays, Direction.H2D)
         bench.stream.synchronize()
@@ -219,9 +215,6 @@ def _times_us(bench: ProbeBench, arrays: Arrays, goes_on: Callable[[], bool]) ->
     return times_us
 
 
-def _pin(bench: ProbeBench, size_bytes: int, refusals: list[RegistrationRefusedError]) -> None:
-    try:
-        with Pages(size_bytes).registered(bench):
-            pass
-    except RegistrationRefusedError as refused:
-        refusals.append(refused)
+def _pin(bench: ProbeBench, size_bytes: int) -> None:
+    with Pages(size_bytes).registered(bench):
+        pass
