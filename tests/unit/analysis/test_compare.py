@@ -213,6 +213,7 @@ def test_samples_are_paired_within_a_visit_alone() -> None:
     assert (base, other) == (5.5, 3.0)
     assert log_ratio(base, other) == pytest.approx(math.log(2))  # of the two tuples that both know
     assert log_ratio(base, *medians_in_turn([gap])) == pytest.approx(math.log(3 / 5.5))
+    assert log_ratio(base, 11.0) == pytest.approx(math.log(2)) == -log_ratio(11.0, base), "of a visit not in turn"
 
 
 def test_intervals_of_pairs_hold_where_visits_are_correlated_and_processes_differ() -> None:

@@ -92,6 +92,7 @@ def test_an_environment_with_an_incompatible_kvbench_is_refused(tmp_path: Path, 
 def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> None:
     theirs = [replace(cell, backend="mine", overlap=None, sms=4) for cell in CELLS]
     assert partners(CELLS, theirs) == dict(zip(CELLS, theirs, strict=True))
+    assert partners(CELLS, theirs[1:]) == dict(zip(CELLS[1:], theirs[1:], strict=True)), "one cell has none"
     more = [*theirs, replace(theirs[0], sms=8)]
     with pytest.raises(UsageError, match=r"sms=4 and .* sms=8 differ only in an axis that .* not support"):
         partners(CELLS, more)

@@ -11,6 +11,7 @@ import pytest
 from kvbench.analysis.compare import MIN_PAIRS
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
+from kvbench.cells.policy import Choice
 from kvbench.ground.errors import UsageError
 from kvbench.results import Run
 from kvbench.tune.answer import answers_of
@@ -82,6 +83,12 @@ def test_only_swaps_that_every_choice_made_count(tmp_path: Path) -> None:
     run = run_of(tmp_path, *replayed("merged", 52.0), *replayed("sm", 40.0)[:4])
     made = [sum(map(len, times)) for times in zip(*(one.arms.values() for one in swaps_of_trace([run])), strict=True)]
     assert made == [4 * 6] * 2
+
+
+def test_a_swap_that_two_runs_replayed_has_the_mean_of_their_times(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / str(rate), *replayed("merged", rate), *replayed("sm", 30.0)) for rate in (40.0, 60.0)]
+    for measured in swaps_of_trace(runs):
+        assert measured.gbps_of(Choice("merged")) == pytest.approx(48, rel=0.01)
 
 
 def test_a_replay_whose_swaps_all_failed_leaves_nothing_to_choose(tmp_path: Path) -> None:
