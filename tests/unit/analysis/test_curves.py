@@ -68,6 +68,7 @@ def test_cliffs_do_not_depend_on_the_unit(rates: list[float], scale: float) -> N
         ([1, 2, 3, 4, 8], [15.8, 37.4, 48.6, 48.9, 50.0], 0.005, 3),
         ([8, 4, 3, 2, 1], [50.0, 48.9, 48.6, 37.4, 15.8], 0.005, 3),
         ([1, 2, 3], [10.0, math.nan, 9.0], 0.005, 1),
+        ([1, 2, 3], [math.nan, 10.0, 9.0], 0.005, 2),
         ([1, 2, 3, 4], [20.0, 48.0, 50.0, 50.0], 0.03, 3),  # noise alone may bring two near the best
         ([1, 2, 4], [10.0, 20.0, 40.0], 0.005, None),  # it still rises
         ([4], [10.0], 0.005, None),
@@ -96,6 +97,7 @@ def curve(*medians: float, spread: float = 0.1) -> dict[int, Visits]:
 def test_the_knee_is_the_first_depth_that_takes_more_than_twice_as_long() -> None:
     assert find_queue_knee(curve(1, 2, 2.1, 2, 2.4, 3.9, 180, 190)) == QueueKnee(1024, 180, 2)
     assert find_queue_knee(curve(1, 2, 50, 2, 2, 2)) == QueueKnee(4, 50, 2)
+    assert find_queue_knee(dict(reversed(curve(1, 2, 50, 2).items()))) == QueueKnee(4, 50, 2)
 
 
 @pytest.mark.parametrize(

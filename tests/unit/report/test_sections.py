@@ -469,7 +469,7 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
     report = made_report(synthetic.timed(measured, us))
     (jump, numbers, published) = highlights_of(report, "cliff")
     (chart,) = part_of(report, "cliff").charts
-    assert plain(chart.text.footer).endswith(" Up to 28 KiB: N = 10 000")
+    assert plain(chart.text.footer).endswith("95%. Up to 28 KiB: N = 10 000")
     assert "28 KiB blocks move" in jump
     assert says in numbers
     (last,) = {cell for cell in cells if (cell.blocks, cell.block_bytes, cell.direction, cell.stream_state)
