@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.gate import outputs
 from kvbench.gate.judgement import ControlEffect, Estimate, GateVerdict, Judgement, Row
-from kvbench.gate.outputs import Destinations, GateData, Sheet, as_json, data_of, page, sheet_of_judgement
+from kvbench.gate.outputs import Destinations, GateData, Sheet, as_json, data_of, message, page, sheet_of_judgement
 from kvbench.gate.rules import RulesReport
 from kvbench.ground.text import LOG_COLUMNS, folded
 from tests.synthetic import failure
@@ -45,6 +46,41 @@ def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> Non
     moved = replace(judgement(row(GateVerdict.CONTAMINATED)), verdict=GateVerdict.CONTAMINATED)
     controls = [ControlEffect("d2h", Estimate(1.1, 1.05, 1.2), steady=False)]
     assert "d2h" in replace(moved, controls=controls).unsettled[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "by pairs +10.0% (95%: +5.0 to +15.0%), margin 3%"),
+        ({"effect": Estimate()}, "margin 3%"),
+        ({"effect": Estimate(1.1, pairs=5)}, "by pairs +10.0%, margin 3%"),
+        ({"effect": Estimate(2.9, 0.95, 3.5, pairs=8)}, "by pairs +190.0% (95%: -5.0% to 3.5x), margin 3%"),
+        ({"upper": Estimate(1.2, 1.0, 1.3, pairs=8)},
+         "by pairs +10.0% (95%: +5.0 to +15.0%), margin 3%; upper half +20.0% (95%: +0.0 to +30.0%)"),
+    ],
+)  # fmt: skip
+def test_a_row_says_both_times_the_effect_by_pairs_and_the_margin(changes: dict[str, Any], text: str) -> None:
+    assert message(replace(row(GateVerdict.SLOWER), **changes)) == f"base 100.0 us, cand 110.0 us; {text}"
+
+
+@pytest.mark.parametrize(
+    ("steady", "unsure", "text"),
+    [
+        (False, 0.0, "outside its margin: the machine moved"),
+        (True, 0.0, "steady"),
+        (True, 0.02, "unsure: a change must exceed its margin by 2.0%"),
+        (True, 1.2, "unsure: too few or too uneven to find a change"),
+    ],
+)
+def test_a_sheet_says_how_far_the_machine_may_have_moved(steady: bool, unsure: float, text: str) -> None:
+    control = ControlEffect("h2d", Estimate(1.01, 1.0, 1.02, pairs=8), steady, unsure)
+    moved = replace(judgement(), controls=[control], slot_bias=1.012, disturbed={"slow CPU": 3})
+    assert sheet_of_judgement(moved).details == [
+        f"control h2d: +1.0% (95%: +0.0 to +2.0%), {text}",
+        "disturbed pairs are recorded but not counted (slow CPU: 3)",
+        "the second visit of a pair was 1.2% slower; both sides are corrected",
+    ]
+    assert "0.8% faster" in sheet_of_judgement(replace(moved, slot_bias=0.992)).details[-1]
 
 
 def test_hostile_text_is_escaped_in_markdown() -> None:

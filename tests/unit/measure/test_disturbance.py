@@ -134,8 +134,10 @@ def test_a_cpu_is_kept_while_it_is_fast_and_left_when_it_is_at_half_its_speed(ho
     host.times_us[5] = 135.0
     assert chosen(steady) == 5
     assert host.probed == [5] * PROBES  # no search
+    host.probed.clear()
     host.times_us[5] = host.times_us[6] = 135.1
     assert chosen(steady) == 7
+    assert host.probed == [5] * PROBES + [6] * PROBES + [7] * PROBES, "and no further"
 
 
 def test_where_every_cpu_is_slow_a_visit_does_not_search_them_all(host: Host) -> None:

@@ -86,6 +86,12 @@ def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp
     foreign = run(tmp_path / "foreign", "NVIDIA H100", 30.0, "mine", "yours")
     names = ("mine", "yours")
     foreign.info.backends.extend(BackendFacts(name, "", frozenset(), package=f"{name}==1.0") for name in names)
-    rows = rows_side_by_side([fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)])
+    runs = [fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)]
+    rows = rows_side_by_side(runs)
     best = next(texts for name, texts in rows.items() if ", GB/s: best" in name)
     assert [text.partition(":")[0] for text in best] == ["40.0", "50.0"]
+    table = machines_table(views_of(runs))
+    assert table
+    notes = lines_of(table.notes)
+    assert [note.partition(":")[0] for note in notes] == ["Best", "The code of their own packages"]
+    assert notes[1].endswith(": mine, yours")

@@ -524,6 +524,13 @@ def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing() -> N
         "The lowest priority against none, beside nothing: of 1 cell, 1 differ (+100.0%).",
     ]
     assert lines_of(part.tables[0].rows[0])[-2:] == ["5.00", "5.00"]
+    assert ["lost" in str(lines_of(table.header)) for table in part.tables] == [True, False]
+
+
+def test_a_gate_whose_event_has_fired_may_make_a_swap_faster() -> None:
+    states = [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)]
+    (found,) = highlights_of(made_report(of(states, lambda cell: 20.0 if cell == states[1] else 10.0)), "streams")
+    assert "a swap takes up to 2 times as long if the event it waits for has not fired yet" in found
 
 
 def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch() -> None:
