@@ -352,9 +352,9 @@ def spoiled(visits: VisitValues, cpu_bound: Mask, copies_us: Mapping[str, Floats
     """
     unsteady = np.zeros(visits.shape[2], dtype=bool)
     for sides in copies_us.values():
-        unsteady |= _differing(sides, SLOW_LINK)
+        unsteady |= _differing(sides)
     # Other traffic on the link can be over before the next visit: the pair must be affected too.
-    affected = [_differing(sides, SLOW_LINK) for sides in np.swapaxes(visits["fast_us"], 0, 1)]
+    affected = [_differing(sides) for sides in np.swapaxes(visits["fast_us"], 0, 1)]
     slow_link = np.reshape(affected, visits.shape[1:]) & unsteady
     limited = [outlying(1 / sides, SLOW_CLOCK).any(axis=0) for sides in np.swapaxes(visits["clock_mhz"], 0, 1)]
     return {
@@ -393,10 +393,10 @@ def _by_cpu(visits: VisitValues) -> Mask:
     return np.asarray((slow[0] != slow[1]) | changed)
 
 
-def _differing(sides: Floats, least: float) -> Mask:
+def _differing(sides: Floats) -> Mask:
     """A mask of the rounds in which the sides' ratio is unusual, whether high or low."""
     ratios = sides[1] / sides[0]
-    return outlying(ratios, least) | outlying(1 / ratios, least)
+    return outlying(ratios, SLOW_LINK) | outlying(1 / ratios, SLOW_LINK)
 
 
 def _of_each(values: Floats, share: float) -> Floats:

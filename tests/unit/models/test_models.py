@@ -272,10 +272,6 @@ def test_a_nested_text_model_counts_and_its_type_may_stand_outside() -> None:
         ({"layer_types": ["full_attention"]}, "is not a list of 32 items"),
         ({"layer_types": LINEAR}, 'layer_types: "linear_attention" is not a kind of layer'),
         ({"model_type": "gemma4_text", "sliding_window": 8, "layer_types": LINEAR}, "knows for this model_type"),
-        (
-            {"sliding_window": 8, "use_sliding_window": True},
-            "sliding_window: 8, but neither layer_types nor its family",
-        ),
         ({"is_encoder_decoder": True}, "is_encoder_decoder or is_causal: only decoder-only models"),
         ({"block_types": ["recurrent", "attention"] * 16}, 'block_types: ["recurrent", "attention"'),
         ({"quantization_config": {"kv_cache_scheme": {"type": "int"}}}, '{"type": "int"} is not a type of a cache'),
