@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from kvbench.cells.installed import of_engine
 from kvbench.results import Run
 from kvbench.tune.advice import Advice, advise
-from kvbench.tune.origin import origin_lines
 from kvbench.tune.page import answer_lines, in_lines, lines_of
 from kvbench.tune.situations import Question
 
@@ -17,4 +16,4 @@ def advice_of(runs: Sequence[Run], question: Question | None = None) -> Advice:
 def summary(runs: Sequence[Run]) -> list[str]:
     """Return the machine, the rows and the lines below them, each unwrapped."""
     advice = advice_of(runs)
-    return [*origin_lines(advice.origin), *in_lines(advice), *lines_of(advice), *answer_lines(advice.alone)]
+    return [*advice.origin.lines, *in_lines(advice), *lines_of(advice), *answer_lines(advice.alone)]

@@ -247,12 +247,11 @@ def _answer(
     findings of the report, as far as they are to be shown.
     """
     from kvbench.tune.advice import advise
-    from kvbench.tune.origin import driver_of
 
     advice: Advice | None
     why = ""
     try:
-        advice = advise(runs, question, partial(may.serves if output.policy else may.suits_all, driver_of(runs)))
+        advice = advise(runs, question, partial(may.serves if output.policy else may.suits_all, runs[0].info.cuda))
     except UsageError as none:
         if not or_findings:
             raise
@@ -277,10 +276,11 @@ def _record(
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
     """Print for how long decode steps of models wait for rows by ids; return whether the runs have nothing else."""
+    from kvbench.tune.evidence import gathers_of
     from kvbench.tune.page import gather_text
     from kvbench.tune.planner import gather_waits
 
-    lines = [*map(gather_text, gather_waits(runs, swaps))]
+    lines = [*map(gather_text, gather_waits(gathers_of(runs), swaps))]
     print_page(lines)
     return bool(lines) and all(cell.list_place is ListPlace.GPU for run in runs for cell in run.outcomes)
 

@@ -80,7 +80,7 @@ def tune_engine(
 ) -> None:
     """Print which settings of an engine should change, as a diff of its files, from cells of its own code."""
     from kvbench.cells.installed import engines
-    from kvbench.tune.candidates import shapes_of
+    from kvbench.tune.evidence import shapes_of
     from kvbench.tune.exports import export
     from kvbench.tune.search import engine_sweep
 

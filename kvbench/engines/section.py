@@ -22,8 +22,8 @@ from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_inter
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View
 from kvbench.tune.answer import shipped_choice
-from kvbench.tune.candidates import Measured, shapes_of
-from kvbench.tune.origin import settings_in, workload_axes
+from kvbench.tune.candidates import Measured
+from kvbench.tune.evidence import shapes_of, workload_axes
 
 _PUBLISHED: Final = SwapShape(Direction.H2D, StreamState.IDLE, 10_000, 4 * KIB)
 _INCLUDES: Final = (
@@ -101,7 +101,7 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], measured: Measured) -> list[str]:
-    shipped = shipped_choice(engine, measured, settings_in([view.run]))
+    shipped = shipped_choice(engine, measured, view.run.info.settings)
     best = measured.best_of(*(choice.backend for choice in measured.methods if not of_engine(choice.backend)))
     ratio = ABSENT
     if shipped and best:

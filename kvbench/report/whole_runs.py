@@ -20,7 +20,7 @@ from kvbench.report.view import View
 from kvbench.results import Note, Run
 from kvbench.results.columns import NO_FIGURE
 from kvbench.results.outcomes import BETWEEN, Outcome, Status
-from kvbench.tune.origin import origin_lines, origin_of, trace_text
+from kvbench.tune.evidence import origin_of, trace_text
 
 HOST_COPIES: Final = "Host copies on a CPU device: no GPU was involved."
 MOVED: Final = "other work probably disturbed the results"
@@ -48,14 +48,14 @@ def host_note(views: Sequence[View]) -> Text:
 
 
 def headline(views: Sequence[View]) -> list[Text]:
-    """What the runs of one machine measured, by `origin_lines`."""
+    """What the runs of one machine measured, by `Origin.lines`."""
     runs = [view.run for view in views]
     versions = ", ".join(dict.fromkeys(short(view.run.info.kvbench, 80) for view in views))
     commits = len({view.run.info.commit for view in views})
     which = f"{versions} ({commits} commits)" if commits > 1 else versions + views[0].commit
     if not any(view.measured for view in views):
         return []
-    return [*origin_lines(origin_of(runs)), *_hosts(views), f"kvbench {which}"]
+    return [*origin_of(runs).lines, *_hosts(views), f"kvbench {which}"]
 
 
 def _hosts(views: Sequence[View]) -> list[Text]:

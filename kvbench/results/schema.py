@@ -101,6 +101,17 @@ class RunInfo(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
         links = [link for link in observed if all(isinstance(number, int) for number in link)]
         return "PCIe {} x{}".format(*max(links)) if links else ""
 
+    @property
+    def cuda(self) -> int:
+        """The newest CUDA version that the driver supports (13010: 13.1), 0 where it is not known."""
+        match = re.fullmatch(r"(\d{1,3})\.(\d)", str(self.identity.get("cuda_driver_api")))
+        return 1000 * int(match[1]) + 10 * int(match[2]) if match else 0
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The settings of engines that the run recorded."""
+        return {setting.name: setting.default for backend in self.backends for setting in backend.settings}
+
 
 class Disturbance(StrEnum):
     """What disturbed a visit."""

@@ -15,10 +15,10 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import MAX_LINE
 from kvbench.results import Run
 from kvbench.tune.answer import NOTHING_ALONE, Alone, answer_alone
-from kvbench.tune.origin import Origin, candidate_cells, origin_of, workload_text
+from kvbench.tune.evidence import Origin, evidence_of
 from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.rule import RulePart
-from kvbench.tune.situations import Answer, Evidence, Question, measured_beside, not_measured
+from kvbench.tune.situations import Answer, Question, answer_situations, not_measured
 
 
 class Advice(NamedTuple):
@@ -38,23 +38,20 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
     """Answer by the methods that `keep` accepts; raises UsageError where there is nothing to choose from at all, and
     for runs of several machines.
     """
-    beside, others = (measured_beside(runs, keep, shuffled=shuffled) for shuffled in (True, False))
+    evidence = evidence_of(runs, keep, by_pause=bool(question.swaps))
     alone, no_rule = NOTHING_ALONE, not_measured(Situation.ALONE)
-    try:
-        alone = answer_alone(runs, keep)
-    except UsageError as none:
-        if not beside:
-            raise
+    if evidence.shapes:
+        alone = answer_alone(evidence)
+    elif question.block_bytes in evidence.sizes_alone:
         # Runs with another question, such as how deep a queue is, swap by one method too, but blocks of other sizes.
-        if any(cell.block_bytes == question.block_bytes for cell in candidate_cells(runs)):
-            no_rule = str(none).partition(";")[0]
-    # Runs without any cell have no origin; they were refused above.
-    origin = origin_of(runs)
-    evidence = Evidence(origin, alone.rule, no_rule, beside, others)
-    answers = evidence.answers(question)
-    sizes = sorted({arm.cell.block_bytes for arms in beside.values() for arm in arms})
-    by_size = {size: evidence.answers(replace(question, block_bytes=size)) for size in sizes}
-    return Advice(origin, question, alone, answers, by_size, answer_models(runs, question, keep, alone.rule, answers))
+        no_rule = evidence.no_shapes.partition(";")[0]
+    answers = answer_situations(question, evidence, alone.rule, no_rule)
+    sizes = sorted({arm.cell.block_bytes for arms in evidence.beside.values() for arm in arms})
+    by_size = {
+        size: answer_situations(replace(question, block_bytes=size), evidence, alone.rule, no_rule) for size in sizes
+    }
+    models = answer_models(question, evidence.by_pause, alone.rule, answers)
+    return Advice(evidence.origin, question, alone, answers, by_size, models)
 
 
 # The number of blocks of a table whose choices do not depend on it.
@@ -132,7 +129,7 @@ def record_of(advice: Advice, *, costs: bool = False) -> dict[str, Any]:
         "link": info.link,
         "ceiling_gbps": {direction.value: round(gbps, 3) for direction, gbps in origin.ceilings_gbps.items()},
         "runs": [{"created": run.created, "command": run.command} for run in origin.runs],
-        "workload": {"words": workload_text(origin), **origin.workload},
+        "workload": {"words": origin.workload_text, **origin.workload},
         "situations": [answer.to_plain() for answer in advice.answers],
         "rule": alone.rule.to_plain(),
         "loss": loss,

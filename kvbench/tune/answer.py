@@ -1,7 +1,7 @@
 """The answer for swaps alone: their rule, the choice at each shape, and the gains over the code of engines."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -14,17 +14,13 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.installed import Engine, engines
-from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.results import Run
 from kvbench.tune.candidates import (
     Measured,
     may_take_sms,
-    shapes_in_runs,
-    shapes_of,
 )
-from kvbench.tune.origin import driver_of, settings_in, workload_axes
+from kvbench.tune.evidence import Evidence
 from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
@@ -249,12 +245,11 @@ class Alone:
 NOTHING_ALONE: Final = Alone(Rule({}))
 
 
-def answer_alone(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> Alone:
-    """Answer for swaps alone by the methods that `keep` accepts; raises UsageError where there is no choice."""
-    rule, settings, driver = rule_of(shapes_of(runs, keep)), settings_in(runs), driver_of(runs)
-    of_shuffled = not all(run.trace for run in runs) and workload_axes(runs)["pattern"] == str(SHUFFLED)
-    in_runs = shapes_in_runs(runs) if of_shuffled else {}
+def answer_alone(evidence: Evidence) -> Alone:
+    """Answer for swaps alone by the shapes that were measured, one or more."""
+    rule, origin = rule_of(evidence.shapes), evidence.origin
+    settings, cuda = origin.settings, origin.runs[0].cuda
     choices = {part.choice for parts in rule.parts.values() for part in parts}
-    names = sorted({choice.backend for choice in choices if may_take_sms(choice, driver)})
-    merged = _merged_in_runs(rule, in_runs, with_sms=may_take_sms(Choice(MERGED), driver))
+    names = sorted({choice.backend for choice in choices if may_take_sms(choice, cuda)})
+    merged = _merged_in_runs(rule, evidence.in_runs, with_sms=may_take_sms(Choice(MERGED), cuda))
     return Alone(rule, answers_of(rule.shapes), settings, gains_of(rule, settings), merged, names)

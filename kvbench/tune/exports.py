@@ -18,10 +18,10 @@ from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
 from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import taken
-from kvbench.tune.candidates import Measured
-from kvbench.tune.origin import machine_text, origin_of, workload_text
+from kvbench.tune.candidates import Arm, Measured
+from kvbench.tune.evidence import measured_beside, origin_of
 from kvbench.tune.rule import fastest
-from kvbench.tune.situations import Arm, measured_beside
+from kvbench.tune.situations import Method
 
 _LEAST_SHAPES: Final = 10
 _OFFERED_FROM: Final = 0.9  # share of the shapes at which an SM count must have been measured
@@ -117,8 +117,8 @@ def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Expo
     origin = origin_of(runs)
     about = [
         f"{engine.title}: {package}",
-        f"{workload_text(origin)}; {_extent(shapes.measured)}, {shapes.state} stream",
-        machine_text(origin),
+        f"{origin.workload_text}; {_extent(shapes.measured)}, {shapes.state} stream",
+        origin.machine_text,
     ]
     notes = [*filter(None, [engine.remark]), *_left_out(shapes, beside, values), *_notes(by_state, values)]
     cost = _cost_text(beside[values[0]]) if changes and values[0] in beside else ""
@@ -181,7 +181,7 @@ def _left_out(shapes: "_Shapes", beside: Mapping[int, Arm], values: Values) -> I
 
 def _cost_text(arm: Arm) -> str:
     """Say what a decode step loses beside swaps by a method."""
-    method = arm.method
+    method = Method.beside_step(arm)
     assert method.slowdown is not None
     assert method.lost_ms_per_gb is not None
     return (

@@ -23,7 +23,6 @@ from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import Advice
 from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, shipped_choice, typical_shapes
 from kvbench.tune.candidates import Measured
-from kvbench.tune.origin import origin_lines
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
 from kvbench.tune.rule import Rule, RulePart
 from kvbench.tune.situations import GENTLE, Answer, InLayout, Method
@@ -56,7 +55,7 @@ def page_of(advice: Advice, *, table: bool = False, open_: bool = False) -> Iter
     """Yield the lines and tables of an answer: its rows, or with `table` the choice for every shape alone, with `open_`
     those that another run could make differently, and what that costs; and the swaps of models.
     """
-    yield from origin_lines(advice.origin)
+    yield from advice.origin.lines
     if table or open_:
         yield from _shapes_page(advice.alone, table=table, open_=open_)
     else:

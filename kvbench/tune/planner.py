@@ -1,8 +1,7 @@
 """What the swaps of models take by a rule: their loads and stores, and lines over their tokens for planners."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -10,14 +9,12 @@ import msgspec
 import numpy as np
 
 from kvbench.analysis.compare import Floats
-from kvbench.cells.axes import Direction, ListPlace, Situation, StreamState
-from kvbench.cells.cell import AXES, SwapKind
+from kvbench.cells.axes import Direction, Situation, StreamState
+from kvbench.cells.cell import SwapKind
 from kvbench.cells.policy import Choice
-from kvbench.ground.errors import UsageError
 from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
-from kvbench.results import Run
 from kvbench.results.outcomes import grouped
-from kvbench.tune.candidates import Measured, shapes_of
+from kvbench.tune.candidates import Measured
 from kvbench.tune.rule import Rule, nearest_shape, rule_of
 from kvbench.tune.situations import Answer, Question
 
@@ -80,20 +77,18 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, (1000 * ms - self.us) / self.us_per_token)
 
 
-def token_lines(runs: Sequence[Run], keep: Callable[[Choice], bool], question: Question) -> Iterator[TokenLine]:
-    """Yield a line for each model and each direction, stream state and pause of runs with enough measured shapes.
+def _token_lines(question: Question, shapes_by_pause: Mapping[str, Sequence[Measured]]) -> Iterator[TokenLine]:
+    """Yield a line for each model and each direction, stream state and pause with enough measured shapes.
 
     Loads are compared with the rate of prefill, unless it is 0.
     """
     models, prefill = _most_tokens(question.swaps), question.prefill_tokens_per_s
-    pauses_us = {cell.pause_us for run in runs for cell in run.outcomes} if models else set()
-    for pause in (str(AXES["pause"].show(us)) for us in sorted(pauses_us)):
-        with suppress(UsageError):  # too few backends after this pause
-            rule = rule_of(shapes_of(runs, keep, pause=pause))
-            for groups, kind in product(models, rule.parts):
-                if line := _line(rule, kind, groups, pause):
-                    loads = prefill and kind.direction is Direction.H2D
-                    yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
+    for pause, shapes in shapes_by_pause.items():
+        rule = rule_of(shapes)
+        for groups, kind in product(models, rule.parts):
+            if line := _line(rule, kind, groups, pause):
+                loads = prefill and kind.direction is Direction.H2D
+                yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
 
 
 class _GroupCurve(NamedTuple):
@@ -299,7 +294,7 @@ class ModelAnswers(NamedTuple):
 
 
 def answer_models(
-    runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool], rule: Rule, answers: Sequence[Answer]
+    question: Question, shapes_by_pause: Mapping[str, Sequence[Measured]], rule: Rule, answers: Sequence[Answer]
 ) -> ModelAnswers:
     """Answer for the swaps of models that a question names, by the rule for swaps alone."""
     swaps = question.swaps
@@ -309,7 +304,7 @@ def answer_models(
     prompts = [
         (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9) for groups in _most_tokens(swaps)
     ]
-    totals, lines = [*_totals(swaps, loads)], [*token_lines(runs, keep, question)]
+    totals, lines = [*_totals(swaps, loads)], [*_token_lines(question, shapes_by_pause)]
     return ModelAnswers(models_of(swaps), swaps, loads, totals, lines, prompts, next(stores, None))
 
 
@@ -324,18 +319,11 @@ class GatherWait(NamedTuple):
     waits_ms: Sequence[float]
 
 
-def gather_waits(runs: Sequence[Run], swaps: Sequence[ModelSwap]) -> Iterator[GatherWait]:
+def gather_waits(times_us: Mapping[int, Mapping[int, float]], swaps: Sequence[ModelSwap]) -> Iterator[GatherWait]:
     """Yield for how long decode steps of latent attention wait that read as many rows as a swap has tokens, by ids on
-    the GPU, at the best grid for rows of the nearest size. Fewer misses than were measured count as the fewest.
+    the GPU, by the times of gathers of rows of the nearest size. Fewer misses than were measured count as the fewest.
     """
     latent = {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent}
-    times_us: dict[int, dict[int, float]] = {}
-    for run in runs if latent else ():
-        for cell, outcome in run.outcomes.items():
-            us = outcome.us()
-            if cell.list_place is ListPlace.GPU and math.isfinite(us):
-                by_rows = times_us.setdefault(cell.block_bytes, {})
-                by_rows[cell.blocks] = min(us, by_rows.get(cell.blocks, us))
     for group, rows in latent.items() if times_us else ():
         row_bytes = min(times_us, key=lambda measured: abs(measured - group.layer_bytes))
         counts, us = np.array(sorted(times_us[row_bytes].items())).T

@@ -5,26 +5,22 @@ methods that move as much as is asked for.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from kvbench.analysis.compare import Difference, Verdict, difference_of
 from kvbench.analysis.margins import LOST
-from kvbench.cells.axes import Direction, Neighbour, Priority, Situation, StreamState
+from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.cell import Cell, SwapKind
-from kvbench.cells.facts import NO_CHOICES
-from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
-from kvbench.results import Run
-from kvbench.results.outcomes import Cost, grouped, over_starts, slowdown_of
-from kvbench.tune.candidates import RUN_STEP, Measured, preference
-from kvbench.tune.origin import Origin
+from kvbench.results.outcomes import grouped, over_starts, slowdown_of
+from kvbench.tune.candidates import Arm, Measured, preference
+from kvbench.tune.evidence import Evidence
 from kvbench.tune.rule import Rule, RulePart, nearest_shape
 
 # Without --need, swaps in the background must move this share of the rate of large copies.
@@ -68,6 +64,15 @@ class Method(NamedTuple):
     thread_ms_per_gb: float
     slowdown: Interval | None = None
     lost_ms_per_gb: Interval | None = None
+
+    @classmethod
+    def beside_step(cls, arm: Arm) -> Self:
+        """What a method does beside a step, over the starts of its visits."""
+        costs = [*arm.costs.values()]
+        gbps = median(cost.gbps for cost in costs)
+        thread, *_ = over_starts(costs, lambda cost: cost.thread_ms_per_gb)
+        lost = over_starts(costs, lambda cost: cost.lost_ms_per_gb)
+        return cls(arm.choice, gbps, arm.cell.swap_bytes / gbps / 1e3, thread, slowdown_of(costs), lost)
 
     def cost(self, *, thread_counts: bool) -> float:
         """What each GB takes from the step, and from its thread."""
@@ -150,78 +155,36 @@ class Answer:
         }
 
 
-class Arm(NamedTuple):
-    """A method beside a step: what each visit cost, by round; the rounds of several runs are apart."""
+def answer_situations(question: Question, evidence: Evidence, rule: Rule, no_rule: str) -> list[Answer]:
+    """The answer for every direction of the runs in every situation that is asked for.
 
-    choice: Choice
-    cell: Cell
-    costs: Mapping[int, Cost]
-
-    @property
-    def starts(self) -> dict[int, object]:
-        """The start of a worker that made each visit."""
-        return {number: (number // RUN_STEP, cost.process) for number, cost in self.costs.items()}
-
-    def figures(self, *, thread_counts: bool) -> dict[int, float]:
-        """What each GB takes from the step, and from its thread, in ms."""
-        return {
-            number: cost.lost_ms_per_gb + (cost.thread_ms_per_gb if thread_counts else 0.0)
-            for number, cost in self.costs.items()
-        }
-
-    @property
-    def method(self) -> Method:
-        costs = [*self.costs.values()]
-        gbps = median(cost.gbps for cost in costs)
-        thread, *_ = over_starts(costs, lambda cost: cost.thread_ms_per_gb)
-        lost = over_starts(costs, lambda cost: cost.lost_ms_per_gb)
-        return Method(self.choice, gbps, self.cell.swap_bytes / gbps / 1e3, thread, slowdown_of(costs), lost)
-
-
-# What was measured beside steps, by direction and situation.
-MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
-
-
-class Evidence(NamedTuple):
-    """What the answers for blocks of any size rest on: the rule for swaps alone, or why there is none (`no_rule`), and
-    what was measured `beside` steps, of shuffled blocks and of others. On the device cpu no step runs beside swaps.
+    Alone it follows the `rule`; `no_rule` says why that has no part for a direction. A situation whose run is missing
+    is never answered from another. On the device cpu no step runs beside swaps.
     """
+    answers = []
+    for direction, situation in product(evidence.origin.directions, question.situations):
+        if situation is Situation.ALONE:
+            answers.append(_alone(question, direction, rule, no_rule))
+        elif not evidence.origin.on_host:
+            answers.append(_beside(question, direction, situation, evidence))
+    return answers
 
-    origin: Origin
-    rule: Rule
-    no_rule: str
-    beside: MeasuredBeside
-    other_layouts: MeasuredBeside
 
-    def answers(self, question: Question) -> list[Answer]:
-        """The answer for every direction of the runs in every situation that is asked for.
-
-        A situation whose run is missing is never answered from another.
-        """
-        answers = []
-        for direction, situation in product(self.origin.directions, question.situations):
-            if situation is Situation.ALONE:
-                answers.append(_alone(question, direction, self.rule, self.no_rule))
-            elif not self.origin.on_host:
-                answers.append(self._beside(question, direction, situation))
-        return answers
-
-    def _beside(self, question: Question, direction: Direction, situation: Situation) -> Answer:
-        measured, others = (
-            arms_of_size(arms.get((direction, situation), ()), question.block_bytes)
-            for arms in (self.beside, self.other_layouts)
-        )
-        answer = Answer(direction, situation, question.block_bytes, none=not_measured(situation))
-        if measured:
-            answer = _choose_beside(
-                question, direction, situation, measured, self.origin.ceilings_gbps.get(direction, 0.0)
-            )
-        return replace(answer, other_layouts=_in_other_layouts(others))
+def _beside(question: Question, direction: Direction, situation: Situation, evidence: Evidence) -> Answer:
+    measured, others = (
+        arms_of_size(arms.get((direction, situation), ()), question.block_bytes)
+        for arms in (evidence.beside, evidence.other_layouts)
+    )
+    answer = Answer(direction, situation, question.block_bytes, none=not_measured(situation))
+    if measured:
+        ceiling_gbps = evidence.origin.ceilings_gbps.get(direction, 0.0)
+        answer = _choose_beside(question, direction, situation, measured, ceiling_gbps)
+    return replace(answer, other_layouts=_in_other_layouts(others))
 
 
 def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
     """Of each backend the method that takes the least of a step and its thread, the least of all first."""
-    placed = [InLayout(arm.cell, arm.method) for arm in arms]
+    placed = [InLayout(arm.cell, Method.beside_step(arm)) for arm in arms]
     placed.sort(key=lambda in_layout: in_layout.method.cost(thread_counts=True))
     return [in_layouts[0] for in_layouts in grouped(placed, lambda in_layout: in_layout.cell.backend).values()]
 
@@ -277,31 +240,6 @@ def _method_alone(measured: Measured, choice: Choice) -> Method:
     return Method(choice, measured.gbps_of(choice), measured.us_of(choice), thread_ms / swap_gb)
 
 
-def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuffled: bool = True) -> MeasuredBeside:
-    """The methods that were measured beside steps, of blocks that are shuffled on both sides, or of others."""
-    costs: dict[tuple[Direction, Situation], dict[tuple[Choice, Cell], dict[int, Cost]]] = {}
-    for number, run in enumerate(runs):
-        for cell, outcome in run.outcomes.items():
-            situation = cell.situation
-            is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
-            competes = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
-            competes = competes and cell.priority is Priority.NONE and cell.devices == 1
-            if situation in (None, Situation.ALONE) or not competes or outcome.status != "ok" or not outcome.costs:
-                continue
-            choice = Choice.of_cell(cell, plug_in=outcome.plug_in)
-            if situation and keep(choice):
-                visits = costs.setdefault((cell.direction, situation), {}).setdefault((choice, cell), {})
-                visits |= {number * RUN_STEP + round_: cost for round_, cost in outcome.costs.items()}
-    return {beside: _beside_one_neighbour(costs_beside) for beside, costs_beside in costs.items()}
-
-
-def _beside_one_neighbour(costs: Mapping[tuple[Choice, Cell], Mapping[int, Cost]]) -> list[Arm]:
-    """The arms beside the usual neighbour of a situation, or the one that most cells have."""
-    counts = Counter(cell.neighbour for _, cell in costs)
-    usual = next(filter(counts.get, (Neighbour.DECODE, Neighbour.PREFILL)), counts.most_common(1)[0][0])
-    return [Arm(choice, cell, visits) for (choice, cell), visits in costs.items() if cell.neighbour == usual]
-
-
 def arms_of_size(arms: Sequence[Arm], block_bytes: int) -> list[Arm]:
     """The arms of the nearest block size, each choice by its swap that is nearest to a large one."""
     if not arms:
@@ -321,7 +259,7 @@ def _choose_beside(
     """Choose among methods beside a step: of those that move enough and keep the limit, the one that takes the least
     for each GB; the fastest of those that take no more than a margin above it, as far as the visits tell.
     """
-    methods = [arm.method for arm in measured]
+    methods = [*map(Method.beside_step, measured)]
     contest = _Contest({arm.choice: arm for arm in measured}, question.thread_counts)
     by_cost = sorted(methods, key=contest.cost)
     need_gbps = _NEEDED_SHARE * ceiling_gbps if question.need_gbps is None else question.need_gbps

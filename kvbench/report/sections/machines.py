@@ -23,8 +23,7 @@ from kvbench.results.outcomes import grouped
 from kvbench.results.rundir import ceilings_of
 from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
-from kvbench.tune.candidates import shapes_of
-from kvbench.tune.origin import dates_text
+from kvbench.tune.evidence import dates_text, shapes_of
 from kvbench.tune.page import situation_text, use_of
 from kvbench.tune.situations import Question
 

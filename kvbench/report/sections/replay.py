@@ -21,7 +21,7 @@ from kvbench.report.view import DIRECTIONS, View
 from kvbench.results import Visit
 from kvbench.results.outcomes import Outcome, by_cell, grouped
 from kvbench.sweep.spec import SIDES
-from kvbench.tune.origin import trace_text
+from kvbench.tune.evidence import trace_text
 
 _NOTE: Final = (
     "A replay makes every k-th swap of the trace, with its own block ids and size, one after the other on an idle "

@@ -27,7 +27,7 @@ from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped
-from kvbench.tune.candidates import shapes_of
+from kvbench.tune.evidence import shapes_of
 from kvbench.tune.exports import export
 
 MIN_COUNTS: Final = 3  # a knee has a count below it and one above

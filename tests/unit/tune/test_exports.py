@@ -19,7 +19,7 @@ from kvbench.engine import nvrtc
 from kvbench.ground.errors import UsageError
 from kvbench.results import Record, Run
 from kvbench.run import runner
-from kvbench.tune.candidates import shapes_of
+from kvbench.tune.evidence import shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.page import state_table
 from kvbench.tune.search import engine_sweep

@@ -20,9 +20,10 @@ from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run
 from kvbench.tune.advice import policy_of
 from kvbench.tune.answer import ShapeAnswer, answers_of
-from kvbench.tune.candidates import Measured, shapes_of, typical
+from kvbench.tune.candidates import Measured, typical
+from kvbench.tune.evidence import shapes_of
 from kvbench.tune.page import rows_of, state_table
-from kvbench.tune.planner import Hit, TokenLine, token_lines
+from kvbench.tune.planner import Hit, TokenLine
 from kvbench.tune.rule import KeptArms, Rule, costs_of, pick, rule_of
 from kvbench.tune.situations import Question
 from tests import synthetic
@@ -325,7 +326,7 @@ def test_a_line_over_tokens_begins_at_no_negative_time_and_within_what_was_measu
     kernels = [Cell("sm", *shape, sms=1, **places) for shape in shapes]
     run = run_of(tmp_path, lambda cell: cell.swap_bytes / (0.01 * cell.blocks**1.5) / 1e3, [*copies, *kernels])
     asked: ModelChoice = convert({"models": ["llama-3-8b"], "tokens": 375}, ModelChoice)
-    (line,) = token_lines([run], lambda _: True, Question(swaps=asked.swaps(), prefill_tokens_per_s=1e5))
+    (line,) = advice_of([run], Question(swaps=asked.swaps(), prefill_tokens_per_s=1e5)).models.lines
     assert (line.us, line.tokens) == (0, (19, 375))
     assert line.us_per_token > 0
     hits = [line.beside_prefill(1e5, tokens).hit for tokens in (375, 376)]

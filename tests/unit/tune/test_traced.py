@@ -15,8 +15,7 @@ from kvbench.cells.policy import Choice
 from kvbench.ground.errors import UsageError
 from kvbench.results import Run
 from kvbench.tune.answer import answers_of
-from kvbench.tune.candidates import PARTS, parts_of, shapes_of, swaps_of_trace
-from kvbench.tune.origin import origin_of, workload_text
+from kvbench.tune.evidence import PARTS, origin_of, parts_of, shapes_of, swaps_of_trace
 from tests import synthetic
 from tests.answers import advice_of, summary
 
@@ -65,7 +64,7 @@ def test_the_choice_for_a_trace_is_the_fastest_for_its_swaps(tmp_path: Path) -> 
     (gain,) = (gain for gain in advice_of([run]).alone.gains if gain.over == "batched")
     assert list(gain.ratios) == pytest.approx([10.4] * len(answers), rel=0.01)
     assert answers[0].measured.shape.blocks < answers[-1].measured.shape.blocks
-    assert workload_text(origin_of([run])) == "the swaps of a trace: 400 loads and 900 stores"
+    assert origin_of([run]).workload_text == "the swaps of a trace: 400 loads and 900 stores"
     assert any(line.startswith("h2d alone: merged; ") for line in summary([run]))
 
 
