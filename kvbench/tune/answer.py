@@ -16,10 +16,7 @@ from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.installed import Engine, engines
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.tune.candidates import (
-    Measured,
-    may_take_sms,
-)
+from kvbench.tune.candidates import Measured, may_take_sms
 from kvbench.tune.evidence import Evidence
 from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
 

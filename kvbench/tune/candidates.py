@@ -9,15 +9,7 @@ from typing import Final, NamedTuple
 from kvbench.analysis.compare import MIN_PAIRS, Visits, median_interval
 from kvbench.cells.axes import Direction, Situation
 from kvbench.cells.cell import Cell, SwapShape
-from kvbench.cells.facts import (
-    BATCH_MAY_USE_SMS_FROM,
-    BATCHED,
-    MERGED,
-    PER_BLOCK,
-    PRIMED,
-    SM,
-    TRITON,
-)
+from kvbench.cells.facts import BATCH_MAY_USE_SMS_FROM, BATCHED, MERGED, PER_BLOCK, PRIMED, SM, TRITON
 from kvbench.cells.installed import engines
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import gigabytes_per_second
