@@ -12,7 +12,7 @@ import typer
 
 from kvbench.cells.axes import ListPlace, Situation
 from kvbench.cells.cell import AXES
-from kvbench.cells.policy import SERVING, Choice
+from kvbench.cells.policy import SERVING, Choice, load_policy
 from kvbench.cli.options import NO_OPTIONS, FromStruct, fraction_of, print_page, with_struct_options
 from kvbench.ground.errors import UsageError, brief
 from kvbench.ground.text import convert
@@ -20,9 +20,8 @@ from kvbench.models.presets import ModelChoice
 
 if TYPE_CHECKING:
     from kvbench.models.geometry import ModelSwap
-    from kvbench.report.whole_runs import Remarks
     from kvbench.results import Run
-    from kvbench.tune.advice import Advice
+    from kvbench.tune.advice import Reply
     from kvbench.tune.situations import Question
 
 
@@ -223,55 +222,40 @@ def show_answer(
     Raises UsageError where there is nothing to choose from or to write. With `or_findings` the findings of the report
     stand for a choice that is missing, and behind an answer without a method.
     """
-    from kvbench.report.whole_runs import remarks_on
+    from kvbench.ground.files import write_output
     from kvbench.tune.page import page_of
 
-    remarks = remarks_on(runs)
-    advice, why, findings = _answer(runs, question, may, output, or_findings=or_findings)
+    reply = _reply(runs, question, may, output, or_findings=or_findings)
     if output.as_json:
-        typer.echo(json.dumps(_record(remarks, advice, findings, costs=output.open), indent=2))
+        typer.echo(json.dumps(reply.to_plain(costs=output.open), indent=2))
     else:
-        notes, warnings = filter(None, [remarks.host_note]), (f"Warning: {fault}" for fault in remarks.warnings)
-        if advice is None:
-            print_page([*notes, f"No choice: {why}", *findings, *warnings])
-        else:
-            print_page([*notes, *page_of(advice, table=output.table, open_=output.open), *warnings, *findings])
-    if advice is not None and output.policy is not None:
-        _write_policy(output.policy, advice, force=output.force)
+        print_page(page_of(reply, table=output.table, open_=output.open))
+    if reply.advice is not None and output.policy is not None:
+        policy = reply.advice.policy()
+        write_output("--policy", output.policy, policy.to_toml().encode(), load_policy, force=output.force)
+        tables = ", ".join(table.title for table in policy.tables)
+        typer.echo(f"{output.policy}: a policy for {policy.device}, {tables}", err=True)
 
 
-def _answer(
-    runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output, *, or_findings: bool
-) -> "tuple[Advice | None, str, list[str]]":
-    """The answer of runs by what may be used, and in a policy by what `auto` can run; or why there is none; and the
-    findings of the report, as far as they are to be shown.
-    """
-    from kvbench.tune.advice import advise
+def _reply(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output, *, or_findings: bool) -> "Reply":
+    """Answer by what may be used, and in a policy by what `auto` can run."""
+    from kvbench.report.whole_runs import remarks_on
+    from kvbench.tune.advice import Reply, advise
 
-    advice: Advice | None
-    why = ""
+    advice, none = None, ""
+    keep = partial(may.serves if output.policy else may.suits_all, runs[0].info.cuda)
     try:
-        advice = advise(runs, question, partial(may.serves if output.policy else may.suits_all, runs[0].info.cuda))
-    except UsageError as none:
+        advice = advise(runs, question, keep)
+    except UsageError as error:
         if not or_findings:
             raise
-        advice, why = None, str(none)
+        none = str(error)
     findings: list[str] = []
     if or_findings and (advice is None or not (output.as_json or any(answer.use for answer in advice.answers))):
         from kvbench.report.build import plain_findings  # the sections take as long to import as pandas
 
         findings = plain_findings(runs, headline=advice is None)
-    return advice, why, findings
-
-
-def _record(
-    remarks: "Remarks", advice: "Advice | None", findings: Sequence[str], *, costs: bool = False
-) -> dict[str, Any]:
-    """An answer as JSON, or the findings in its place, with what a reader must know of the runs."""
-    from kvbench.tune.advice import record_of
-
-    found = {"findings": findings} if advice is None else record_of(advice, costs=costs)
-    return {**remarks._asdict(), **found}
+    return Reply(advice, none, findings, *remarks_on(runs))
 
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
@@ -285,21 +269,10 @@ def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
     return bool(lines) and all(cell.list_place is ListPlace.GPU for run in runs for cell in run.outcomes)
 
 
-def _write_policy(file: Path, advice: "Advice", *, force: bool) -> None:
-    from kvbench.cells.policy import load_policy
-    from kvbench.ground.files import write_output
-    from kvbench.tune.advice import policy_of
-
-    policy = policy_of(advice)
-    write_output("--policy", file, policy.to_toml().encode(), load_policy, force=force)
-    typer.echo(f"{file}: a policy for {policy.device}, {', '.join(table.title for table in policy.tables)}", err=True)
-
-
 def _check_backends(runs: "Sequence[Run]", may: Allowed) -> None:
-    measured = {cell.backend for run in runs for cell in run.outcomes}
-    if not measured.issuperset(may.names):
-        backends = ", ".join(sorted(measured))
-        raise UsageError(f"--backends {brief(','.join(may.names))}: these runs measured only {backends}")
+    measured = sorted({cell.backend for run in runs for cell in run.outcomes})
+    if not {*may.names} <= {*measured}:
+        raise UsageError(f"--backends {brief(','.join(may.names))}: these runs measured only {', '.join(measured)}")
 
 
 def prefill_of(tokens_per_s: float | None, models: ModelChoice) -> float | None:
@@ -318,7 +291,6 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     from kvbench.report.model import plain
     from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
     from kvbench.report.view import views_of
-    from kvbench.report.whole_runs import remarks_on
     from kvbench.results.outcomes import grouped
     from kvbench.tune.page import Grid
 
@@ -333,7 +305,6 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     machines = {}
     for card, of_card in grouped(views, lambda view: view.card).items():
         card_runs = [view.run for view in of_card]
-        advice, _, findings = _answer(card_runs, question, Allowed(), output, or_findings=True)
-        machines[card] = _record(remarks_on(card_runs), advice, findings)
+        machines[card] = _reply(card_runs, question, Allowed(), output, or_findings=True).to_plain()
     texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
     typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))

@@ -80,7 +80,6 @@ def tune_engine(
 ) -> None:
     """Print which settings of an engine should change, as a diff of its files, from cells of its own code."""
     from kvbench.cells.installed import engines
-    from kvbench.tune.evidence import shapes_of
     from kvbench.tune.exports import export
     from kvbench.tune.search import engine_sweep
 
@@ -96,7 +95,7 @@ def tune_engine(
         spec = engine_sweep(name, axis or []).with_options(**where)
         _check_engine(name, spec.device)
         loaded, code = _measured(spec, out, quiet=True)
-    typer.echo(export(name, loaded, shapes_of(loaded, lambda _: True)).text(), nl=False)
+    typer.echo(export(name, loaded).text(), nl=False)
     if code:
         raise typer.Exit(code)
 

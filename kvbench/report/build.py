@@ -102,23 +102,12 @@ def silent(_what: str, _number: int, _total: int) -> None:
 def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progress = silent) -> Report:
     """The report of `runs` as data; `unread` says of other runs why they could not be read."""
     views = views_of(runs)
-    chapters: list[Chapter] = []
-    missing: dict[Section, Text] = {}
-    sections = (*SECTIONS, COMPARISON) if len(views) == 2 else SECTIONS
-    for number, section in enumerate(sections, start=1):
-        progress("section", number, len(sections))
-        chapter, reasons = _chapter(section, views)
-        chapters += [chapter] if chapter else []
-        if section.config and reasons:
-            command = Code(f"kvbench sweep {section.config}")
-            missing[section] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
-    if not chapters:
-        chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
+    chapters, missing = _chapters(views, progress)
     return Report(
         views=views,
         unsteady=whole_runs.unsteady({view.label: view.run for view in views}),
         host_note=whole_runs.host_note(views),
-        headline=[*(model.short_of("machines", chapters) or whole_runs.headline(views)), *whole_runs.steadiness(views)],
+        headline=_headline(views, chapters),
         first_warnings=[*whole_runs.first_warnings(views, len(unread)), *whole_runs.plug_ins(views)],
         runs=whole_runs.run_table(views),
         commands=[(f"{view.label}: ", Code(view.command), view.commit) for view in views],
@@ -134,8 +123,32 @@ def report_of(runs: Sequence[Run], unread: Sequence[str] = (), progress: Progres
 
 def plain_findings(runs: Sequence[Run], *, headline: bool = True) -> list[str]:
     """What the sections of a report found, as plain text; with `headline` behind what the runs measured."""
-    report = report_of(runs)
-    return [*map(model.plain, [*(report.headline if headline else ()), *report.findings])]
+    views = views_of(runs)
+    chapters, _ = _chapters(views)
+    texts = [*(_headline(views, chapters) if headline else ())]
+    return [*map(model.plain, chain(texts, *(chapter.part.findings for chapter in chapters)))]
+
+
+def _headline(views: Sequence[View], chapters: Sequence[Chapter]) -> list[Text]:
+    """What the runs were measured on, and how steady they were."""
+    return [*(model.short_of("machines", chapters) or whole_runs.headline(views)), *whole_runs.steadiness(views)]
+
+
+def _chapters(views: Sequence[View], progress: Progress = silent) -> tuple[list[Chapter], dict[Section, Text]]:
+    """The sections that runs fill, and why others of the first page are missing."""
+    chapters: list[Chapter] = []
+    missing: dict[Section, Text] = {}
+    sections = (*SECTIONS, COMPARISON) if len(views) == 2 else SECTIONS
+    for number, section in enumerate(sections, start=1):
+        progress("section", number, len(sections))
+        chapter, reasons = _chapter(section, views)
+        chapters += [chapter] if chapter else []
+        if section.config and reasons:
+            command = Code(f"kvbench sweep {section.config}")
+            missing[section] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
+    if not chapters:
+        chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
+    return chapters, missing
 
 
 def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from statistics import median
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -332,17 +332,11 @@ def worst_faults(runs: Mapping[str, Run]) -> list[str]:
     return [*faults[:_MOST_FIRST], *more]
 
 
-class Remarks(NamedTuple):
+def remarks_on(runs: Sequence[Run]) -> tuple[str, list[str]]:
     """What stands around an answer: that no GPU was involved, and the faults of whole runs."""
-
-    host_note: str
-    warnings: Sequence[str]
-
-
-def remarks_on(runs: Sequence[Run]) -> Remarks:
     on_host = any(run.info.device.get("kind") == "cpu" for run in runs)
     labelled = {run.path.absolute().name: run for run in runs}
-    return Remarks(HOST_COPIES if on_host else "", [*filter(None, [unsteady(labelled)]), *worst_faults(labelled)])
+    return HOST_COPIES if on_host else "", [*filter(None, [unsteady(labelled)]), *worst_faults(labelled)]
 
 
 # From this mean correlation of successive visits on, intervals within a run are clearly too narrow. It is below 0.2 in

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from statistics import median
 from typing import Any, Final, NamedTuple
 
@@ -110,9 +110,7 @@ def typical_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
     """The small and the large swap that stand for a kind, of those with figures of the choice; one if no other has its
     size.
     """
-    shapes: list[Measured] = []
-    for part in rule.parts[kind]:
-        shapes += [measured for measured in part.shapes if part.choice in measured.methods or not part.choice.sms]
+    shapes = [*chain.from_iterable(part.with_figures for part in rule.parts[kind])]
 
     def distance(measured: Measured) -> float:
         # The block size decides the method: twice the size is as far as four times the blocks.
@@ -186,6 +184,19 @@ def taken(engine: Engine, measured: Measured, values: tuple[int, ...]) -> Choice
     return choice if choice.axes else measured.best_of(choice.backend) or choice
 
 
+# By engine and direction: what of an engine's code was measured in place of what it does by default.
+StandIns = Mapping[tuple[str, Direction], str]
+
+
+def _stand_ins(rule: Rule) -> StandIns:
+    stand_ins: dict[tuple[str, Direction], str] = {}
+    for (name, engine), direction in product(engines().items(), Direction):
+        of_direction = (measured for measured in rule.shapes if measured.shape.direction == direction)
+        if not any(engine.default_choice(direction) in measured.methods for measured in of_direction):
+            stand_ins[name, direction] = engine.measured.get(direction, "")
+    return stand_ins
+
+
 class RunLength(NamedTuple):
     """Runs of `blocks` blocks, the GB/s of merged copies at the shapes where they are the fastest, and whether the
     driver may make these copies with SMs.
@@ -230,6 +241,7 @@ class Alone:
     shapes: Sequence[ShapeAnswer] = ()
     settings: Mapping[str, int] = field(default_factory=dict)
     gains: Sequence[Gain] = ()
+    stand_ins: StandIns = field(default_factory=dict)
     merged_in_runs: Mapping[Direction, RunLength] = field(default_factory=dict)
     may_take_sms: Sequence[str] = ()
 
@@ -239,14 +251,11 @@ class Alone:
         return costs_of(self.rule)
 
 
-NOTHING_ALONE: Final = Alone(Rule({}))
-
-
 def answer_alone(evidence: Evidence) -> Alone:
-    """Answer for swaps alone by the shapes that were measured, one or more."""
+    """Answer for swaps alone by the shapes that were measured, if any."""
     rule, origin = rule_of(evidence.shapes), evidence.origin
     settings, cuda = origin.settings, origin.runs[0].cuda
     choices = {part.choice for parts in rule.parts.values() for part in parts}
     names = sorted({choice.backend for choice in choices if may_take_sms(choice, cuda)})
     merged = _merged_in_runs(rule, evidence.in_runs, with_sms=may_take_sms(Choice(MERGED), cuda))
-    return Alone(rule, answers_of(rule.shapes), settings, gains_of(rule, settings), merged, names)
+    return Alone(rule, answers_of(rule.shapes), settings, gains_of(rule, settings), _stand_ins(rule), merged, names)

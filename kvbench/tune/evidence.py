@@ -68,10 +68,7 @@ class Origin(NamedTuple):
     @property
     def settings(self) -> dict[str, int]:
         """The settings of engines that the runs recorded."""
-        settings: dict[str, int] = {}
-        for run in self.runs:
-            settings |= run.settings
-        return settings
+        return dict(chain.from_iterable(run.settings.items() for run in self.runs))
 
     @property
     def lines(self) -> list[str]:

@@ -19,7 +19,7 @@ from kvbench.results import Run
 from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import taken
 from kvbench.tune.candidates import Arm, Measured
-from kvbench.tune.evidence import measured_beside, origin_of
+from kvbench.tune.evidence import measured_beside, origin_of, shapes_of
 from kvbench.tune.rule import fastest
 from kvbench.tune.situations import Method
 
@@ -96,9 +96,9 @@ class Export(NamedTuple):
         return "\n".join(lines).rstrip() + "\n"
 
 
-def export(name: str, runs: Sequence[Run], measured: Sequence[Measured]) -> Export:
+def export(name: str, runs: Sequence[Run]) -> Export:
     """The settings of the engine `name`; raises UsageError without enough cells of its own code."""
-    engine = engines()[name]
+    measured, engine = shapes_of(runs, lambda _: True), engines()[name]
     package, settings = _recorded(name, engine, runs)
     defaults = tuple(setting.default for setting in settings)
     by_state = _by_state(engine, measured, defaults)

@@ -20,8 +20,8 @@ from kvbench.cells.units import size_text, two_digits
 from kvbench.ground.text import counted, range_text
 from kvbench.models.steps import BATCH
 from kvbench.results.outcomes import grouped
-from kvbench.tune.advice import Advice
-from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, shipped_choice, typical_shapes
+from kvbench.tune.advice import Advice, Reply
+from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, StandIns, shipped_choice, typical_shapes
 from kvbench.tune.candidates import Measured
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
 from kvbench.tune.rule import Rule, RulePart
@@ -51,9 +51,20 @@ class Grid(NamedTuple):
     narrow: Sequence[str] | None = None
 
 
-def page_of(advice: Advice, *, table: bool = False, open_: bool = False) -> Iterator[str | Grid]:
-    """Yield the lines and tables of an answer: its rows, or with `table` the choice for every shape alone, with `open_`
-    those that another run could make differently, and what that costs; and the swaps of models.
+def page_of(reply: Reply, *, table: bool = False, open_: bool = False) -> Iterator[str | Grid]:
+    """Yield the lines and tables of a reply: its advice, and what a reader must know of the runs."""
+    warnings = [f"Warning: {fault}" for fault in reply.warnings]
+    yield from filter(None, [reply.host_note])
+    if reply.advice is None:
+        yield from (f"No choice: {reply.none}", *reply.findings, *warnings)
+    else:
+        yield from _advice_page(reply.advice, table=table, open_=open_)
+        yield from (*warnings, *reply.findings)
+
+
+def _advice_page(advice: Advice, *, table: bool, open_: bool) -> Iterator[str | Grid]:
+    """Yield the rows of an advice, or with `table` the choice for every shape alone, with `open_` those that another
+    run could make differently, and what that costs; and the swaps of models.
     """
     yield from advice.origin.lines
     if table or open_:
@@ -243,24 +254,17 @@ def state_table(advice: Advice) -> Grid:
     columns = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
     header, *body = map(list, zip(*(column for column in columns if {*column[1:]} != {"-"}), strict=True))
     caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds."
-    return Grid(header, body, caption + _shipped_text(shipping, header, rule))
+    return Grid(header, body, caption + _shipped_text(shipping, header, advice.alone.stand_ins))
 
 
-def _stand_in(engine: Engine, direction: Direction, rule: Rule) -> str:
-    """What of an engine's code was measured in a direction in place of what it does by default, or ""."""
-    of_direction = (measured for measured in rule.shapes if measured.shape.direction == direction)
-    has_default = any(engine.default_choice(direction) in measured.methods for measured in of_direction)
-    return "" if has_default else engine.measured.get(direction, "")
-
-
-def _shipped_text(shipping: Sequence[Engine], header: Sequence[str], rule: Rule) -> str:
+def _shipped_text(shipping: Sequence[Engine], header: Sequence[str], stand_ins: StandIns) -> str:
     """What the columns of engines and of the copier in a header are of."""
     in_header = [engine for engine in shipping if engine.title in header]
     titles = ", ".join(engine.title for engine in in_header)
     text = f" {titles}: the method it takes there." if titles else ""
     for engine in in_header:
-        stand_ins = {direction: _stand_in(engine, direction, rule) for direction in Direction}
-        text += "".join(f" {engine.title} {direction}: {method}." for direction, method in stand_ins.items() if method)
+        in_place = {direction: stand_ins.get((engine.name, direction), "") for direction in Direction}
+        text += "".join(f" {engine.title} {direction}: {method}." for direction, method in in_place.items() if method)
     return text + (f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else "")
 
 
@@ -356,7 +360,7 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
     gains: dict[str, list[str]] = {}
     for gain in alone.gains:
         if engine := engines().get(gain.over):
-            other = _stand_in(engine, gain.kind.direction, alone.rule)
+            other = alone.stand_ins.get((gain.over, gain.kind.direction))
             kind = f"{gain.kind} against {other}" if other else str(gain.kind)
             gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast_text(gain.ratios)}")
     parts = [f"{title} {', '.join(texts)}" for title, texts in sorted(gains.items())]

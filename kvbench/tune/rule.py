@@ -189,6 +189,11 @@ class RulePart:
             return self.choice.label
         return method_label(self.choice.label, self.counts, ("default rule",)) if self.counts else self.choice.label
 
+    @property
+    def with_figures(self) -> list[Measured]:
+        """The shapes at which the choice was measured itself."""
+        return [measured for measured in self.shapes if self.choice in measured.arms or not self.choice.sms]
+
     def serves_size(self, block_bytes: int) -> bool:
         return _within(self.sizes, block_bytes)
 

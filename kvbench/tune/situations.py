@@ -201,8 +201,8 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
     block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
     parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
     same_size = [measured for measured in shapes if measured.shape.block_bytes == block_bytes]
-    with_figures = [measured for measured in same_size if _has_figures(measured, rule)]
-    large = nearest_shape(with_figures or same_size, block_bytes, _BLOCKS)
+    with_figures = {*chain.from_iterable(part.with_figures for part in rule.parts[kind])}
+    large = nearest_shape([*filter(with_figures.__contains__, same_size)] or same_size, block_bytes, _BLOCKS)
     use = rule.choices[large]
     methods = sorted((_method_alone(large, choice) for choice in large.arms), key=lambda method: method.us)
     others = (method for method in methods if method.choice.without_sms != use.without_sms)
@@ -226,12 +226,6 @@ def _others(shapes: Sequence[Measured], use: Choice) -> list[Choice]:
     """The other methods, with their SM counts, that were measured at some shapes."""
     choices = dict.fromkeys(chain.from_iterable(measured.arms for measured in shapes))
     return sorted((choice for choice in choices if choice.without_sms != use.without_sms), key=preference)
-
-
-def _has_figures(measured: Measured, rule: Rule) -> bool:
-    """Whether the choice for a shape was measured there itself."""
-    part = next(part for part in rule.parts[measured.shape.kind] if measured in part.shapes)
-    return part.choice in measured.arms or not part.choice.sms
 
 
 def _method_alone(measured: Measured, choice: Choice) -> Method:

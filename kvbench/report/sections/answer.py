@@ -22,19 +22,8 @@ from kvbench.report.tables import (
 )
 from kvbench.report.view import View
 from kvbench.results.outcomes import Outcome, grouped
+from kvbench.tune import page
 from kvbench.tune.advice import Advice, advise
-from kvbench.tune.page import (
-    HEADER,
-    OTHERS,
-    answer_lines,
-    head_of,
-    lines_of,
-    others_of,
-    place_of,
-    rows_of,
-    state_table,
-    use_of,
-)
 from kvbench.tune.situations import Question
 
 _MOST: Final = 64  # cells: a longer table is read in summary.csv
@@ -55,23 +44,23 @@ def make(view: View) -> PartOrReason:
 
 def _part(views: Sequence[View], advice: Advice) -> Part:
     """The six rows, and by stream state what swaps alone take, with the code of engines beside them."""
-    rows = rows_of(advice.answers)
+    rows = page.rows_of(advice.answers)
     by_direction = grouped(advice.answers, lambda answer: answer.direction)
     short = [
-        f"{direction}: " + "; ".join(f"{place_of(answer)}: {use_of(answer)}" for answer in answers)
+        f"{direction}: " + "; ".join(f"{page.place_of(answer)}: {page.use_of(answer)}" for answer in answers)
         for direction, answers in by_direction.items()
     ]
-    tables = [_table("What to use", HEADER, rows, [*filter(None, [head_of(advice)])], views, "")]
+    tables = [_table("What to use", page.HEADER, rows, [*filter(None, [page.head_of(advice)])], views, "")]
     if advice.alone.shapes:
-        states = state_table(advice)
-        lines = answer_lines(advice.alone)
+        states = page.state_table(advice)
+        lines = page.answer_lines(advice.alone)
         tables.append(_table("Swaps alone, by stream state", states.header, states.rows, lines, views, states.caption))
-    header, body = ("Block size", *HEADER), []
+    header, body = ("Block size", *page.HEADER), []
     for size, answers in (advice.by_size or {advice.question.block_bytes: advice.answers}).items():
-        body += [[bytes_size(size), *row] for row in rows_of(answers)]
-    tables.append(_table("By block size", header, body, [*lines_of(advice)], views, ""))
-    if others := others_of(advice):
-        tables.append(_table("Beside steps, what else there is", OTHERS, others, [], views, ""))
+        body += [[bytes_size(size), *row] for row in page.rows_of(answers)]
+    tables.append(_table("By block size", header, body, [*page.lines_of(advice)], views, ""))
+    if others := page.others_of(advice):
+        tables.append(_table("Beside steps, what else there is", page.OTHERS, others, [], views, ""))
     return Part(tables=tables, short=short)
 
 

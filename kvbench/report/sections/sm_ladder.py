@@ -27,7 +27,6 @@ from kvbench.report.sections.cliff import GBPS
 from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped
-from kvbench.tune.evidence import shapes_of
 from kvbench.tune.exports import export
 
 MIN_COUNTS: Final = 3  # a knee has a count below it and one above
@@ -96,7 +95,7 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
         if not (engine.takes and engine.same_as):
             continue
         try:
-            lines.append(export(name, runs, shapes_of(runs, lambda _: True)).line())
+            lines.append(export(name, runs).line())
         except UsageError:
             settings = f"{engine.title}'s {', '.join(engine.settings)}: not measured, see "
             lines.append((settings, model.Code(f"kvbench tune engine {name}")))

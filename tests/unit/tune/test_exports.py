@@ -19,7 +19,6 @@ from kvbench.engine import nvrtc
 from kvbench.ground.errors import UsageError
 from kvbench.results import Record, Run
 from kvbench.run import runner
-from kvbench.tune.evidence import shapes_of
 from kvbench.tune.exports import Export, break_even, export
 from kvbench.tune.page import state_table
 from kvbench.tune.search import engine_sweep
@@ -99,7 +98,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def vllm(run: Run) -> Export:
-    return export("vllm", [run], shapes_of([run], lambda _: True))
+    return export("vllm", [run])
 
 
 def changed(made: Export) -> dict[str, int]:

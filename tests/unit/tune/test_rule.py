@@ -18,7 +18,6 @@ from kvbench.cells.policy import Choice, load_policy
 from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Record, Run
-from kvbench.tune.advice import policy_of
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import Measured, typical
 from kvbench.tune.evidence import shapes_of
@@ -201,7 +200,7 @@ def test_a_kernel_takes_fewer_sms_from_a_number_of_blocks_on(tmp_path: Path) -> 
         ("sm sms=4", (None, 256), [4]),
         ("sm sms=2", (1024, None), [2, 4]),
     ]
-    (table,) = policy_of(advice_of([run])).tables
+    (table,) = advice_of([run]).policy().tables
     chosen = {blocks: str(table.choose(blocks, 16 * KIB)) for blocks in counts}
     assert chosen == {16: "sm sms=4", 64: "sm sms=4", 256: "sm sms=4", 1024: "sm sms=2", 10_000: "sm sms=2"}
     assert state_table(advice_of([run])).rows[0][2] == "sm: 4 SMs up to 256 blocks, 2 SMs from 1024 blocks"
@@ -232,7 +231,7 @@ def test_a_count_that_no_shape_has_beside_another_is_the_default_rule(tmp_path: 
     assert (str(low.choice), low.label) == ("sm", "sm (2 to 4 SMs, default rule)")
     assert str(high.choice) == "batched order=any"
     assert {rule.choices[one].sms for one in low.shapes} == {2, 4}
-    (table,) = policy_of(advice_of([run])).tables
+    (table,) = advice_of([run]).policy().tables
     assert {table.choose(blocks, 4 * KIB) for blocks in COUNTS} == {Choice("sm")}
 
 
@@ -550,7 +549,7 @@ def test_a_policy_is_as_new_as_the_newest_of_its_runs(tmp_path: Path) -> None:
         synthetic.loaded(tmp_path / time[:7], synthetic.rounds(cells(), crossing), synthetic.info(created=time))
         for time in times
     ]
-    assert policy_of(advice_of(runs)).made == policy_of(advice_of(runs[::-1])).made == times[0]
+    assert advice_of(runs).policy().made == advice_of(runs[::-1]).policy().made == times[0]
 
 
 def test_the_table_and_what_is_open_are_printed_on_request(tmp_path: Path) -> None:
