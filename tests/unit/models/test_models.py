@@ -167,6 +167,15 @@ def test_layers_that_do_not_divide_are_padded() -> None:
     assert swap.tensors == (Tensors(2, 128 + 2 * 8),)
 
 
+def test_a_canonical_layout_shares_tensors_between_kinds_of_which_one_divides_the_other() -> None:
+    group = LayerGroup(name="m", layers=12, kv_heads=8, head_dim=128, sliding_layers=8, window=128)
+    asked: dict[str, Any] = {"tp": 1, "tokens": 2048, "block_tokens": 16, "layout": KvLayout.VLLM_CANONICAL}
+    (swap,) = Model("m", (group,)).swaps(**asked)
+    assert swap.tensors == (Tensors(4, 128 + 2 * 8),)
+    with refused_with("layout: m has 5 and 7 layers of two kinds"):
+        Model("m", (msgspec.structs.replace(group, sliding_layers=7),)).swaps(**asked)
+
+
 def _changed(**changes: object) -> list[dict[str, object]]:
     return [{**msgspec.to_builtins([swap_of("llama-3-8b")])[0], **changes}]
 

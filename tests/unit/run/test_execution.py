@@ -18,7 +18,7 @@ from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, RunStatus, Visit
 from kvbench.run.execution import Execution, Observer, SweepEnd
 from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
-from kvbench.run.schedule import MAX_REPEATS, VISITS_A_REPEAT, Progress
+from kvbench.run.schedule import MAX_REPEATS, VISITS_A_REPEAT, Progress, Rounds
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
@@ -244,9 +244,11 @@ def test_rounds_are_spread_over_starts_of_a_worker(
     assert {(one.round, one.process) for one in visits} == set(enumerate(of_rounds))
 
 
-def test_a_resumed_run_counts_on_with_its_workers() -> None:
+def test_a_resumed_run_counts_on_with_its_workers_and_its_visits() -> None:
     request = MeasureCells(cells=[CELLS[0].as_strings()], round=0, seed=0, sampling=Sampling())
     before = Progress(msgspec.structs.replace(one, process=4) for one in Slot(0).visit(request))
+    schedule = Rounds(Plan(CELLS, (), 0, 0), SweepSpec("test", sampling=Sampling(rounds=2)), before)
+    assert (schedule.made, schedule.expected_visits) == (1, 2 * len(CELLS))
     assert (before.processes, Progress().processes) == (4, 0)
     slot = WorkerSlot(SweepSpec("test"))
     slot.count_after(before.processes)
