@@ -272,6 +272,16 @@ def test_a_limit_above_what_is_free_does_not_make_it_free() -> None:
     assert reason.endswith("the limit is 4.0 GiB (--host-memory)")
 
 
+@pytest.mark.parametrize(
+    ("device", "limits"), [(H200, Limits(4 * GIB)), (H200, Limits(None, 4 * GIB)), (ONE_MEMORY, Limits())]
+)
+def test_a_default_pool_leaves_room_for_lists_of_blocks_and_for_the_other_side(
+    device: DeviceFacts, limits: Limits
+) -> None:
+    plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="32", block_size="4KiB")
+    assert ({cell.pool_bytes for cell in plan.cells}, plan.skipped) == ({2 * GIB}, ())
+
+
 def test_several_devices_share_the_memory_of_their_host() -> None:
     axes = {"backend": "per_block", "direction": "h2d", "blocks": "96", "block_size": "64MiB", **HOT}
     spec = SweepSpec(name="x", limits=Limits(host_bytes=8 * GIB)).with_axes(axes)

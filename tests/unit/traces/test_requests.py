@@ -167,6 +167,7 @@ def test_a_csv_with_ids_is_read_as_the_same_lines_of_json(tmp_path: Path) -> Non
         (["timestamp,hash_ids", '0,"[1]"'], "line 2: no input_length, output_length but timestamp, hash_ids"),
         (["timestamp,input_length,output_length,hash_ids", "0,9,x,[1]"], 'line 2: output_length: "x" is not'),
         (["[1, 2]"], "line 1: an array, not a JSON object"),
+        (["[]"], "line 1: an array, not a JSON object"),
         (["{", '"a": 1}'], "line 1: not a JSON object but the beginning of a document"),
         (["PAR1\x15\x04"], "line 1: not a JSON object but Parquet"),
         (["INFO 10:00 engine started"], 'line 1: not a JSON object but "INFO 10:00 engine started"'),
