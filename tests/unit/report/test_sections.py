@@ -125,7 +125,8 @@ def replayed(backend: str, gbps: float) -> list[Visit]:
     return synthetic.replayed(Cell(backend, Direction.H2D, 128, 4096, sms=sms, sequence="trace"), gbps)
 
 
-REPLAYS = [*replayed("sm", 48.0), *replayed("batched", 5.0), *replayed("vllm_batch", 6.0)]
+REPLAYED_GBPS = {"batched": 5.0, "merged": 20.0, "sm": 48.0, "vllm_batch": 6.0}
+REPLAYS = [visit for backend, gbps in REPLAYED_GBPS.items() for visit in replayed(backend, gbps)]
 TRACE = synthetic.info(spec={"trace": {"h2d": {"total": 400}}})
 
 # Engines' own code
@@ -342,7 +343,7 @@ CASES = (
             *loads(2048, [0.97, 0.98] * 3, "sm"),
             *loads(2048, [0.0, 0.01, 0.02] * 2, sequence="at-once-32"),
             *loads(4096, [0.5] * 6),
-            *loads(512, [0.9] * 6),
+            *loads(512, [0.99] * 6),
         ],
         # 0.3 of 2000 us over 32 layers
         ["2 048", "batched, at once", "60.0", "2000", "90.0", "18.8", "4000", "5980", "1% (0% to 2%)"],
@@ -747,6 +748,18 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
     assert [plain(text) for text in report_of(runs).leads] == [finding]
     (near,) = [part_of(report_of(runs[2:]), "limits")]
     assert lines_of(near.findings) == []
+    level = run_of([*synthetic.roofs(310.0, 300.0, pool_bytes=16 * GIB), *visits], name="level")
+    assert lines_of(part_of(report_of([runs[0], level]), "limits").findings) == [], "one run was not limited"
+
+
+def test_a_short_run_that_fills_no_section_shows_the_cells_that_were_not_skipped() -> None:
+    measured, failed, skipped = (Cell("batched", Direction.H2D, blocks, 4 * KIB) for blocks in (64, 65, 66))
+    records = [*of([measured], lambda _: 10.0), synthetic.failure(failed), synthetic.skip(skipped)]
+    (table,) = part_of(made_report(records), "cells").tables
+    assert [lines_of(row) for row in table.rows] == [
+        ["batched", "h2d", "idle", "64", "4 KiB", "0.0262", "10.0", "7.86"],
+        ["batched", "h2d", "idle", "65", "4 KiB", *[f"{ABSENT}¹"] * 3],
+    ]
 
 
 def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone() -> None:
@@ -779,6 +792,15 @@ def test_the_first_page_says_when_no_backend_certainly_hides_the_loads() -> None
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
     (highlight,) = highlights_of(made_report(loads(2048, hidden), about(LENGTHS)), "layers")
     assert "no backend clearly hides 95% of the loads; batched 96% (94% to 97%)" in highlight
+
+
+def test_a_model_is_shown_with_its_groups_and_also_where_its_swap_was_measured_in_one_state_alone() -> None:
+    swaps = swaps_of("gemma-4-31b", "llama-3-8b")
+    cells = [cell for cell in cells_of(swaps) if cell.blocks != swaps[-1].blocks or cell.stream_state == "busy"]
+    table = table_of(part_of(made_report(of(cells, rate_of), about(swaps)), "models"), "h2d, busy stream: per_block")
+    assert "gemma-4-31b: 50 layers with a window of 1024 tokens" in str(lines_of(table.notes))
+    on_idle = {plain(row[0]).partition(",")[0]: plain(row[-1]) for row in table.rows}
+    assert (on_idle["gemma-4-31b"], on_idle["llama-3-8b"]) == (f"{TIMES}2.00 (copy engine)", "")
 
 
 def test_loads_without_a_step_have_times_but_no_hidden_share() -> None:
@@ -850,6 +872,29 @@ def test_a_table_has_the_value_of_an_axis_that_was_measured_not_the_one_of_more_
     skipped = [synthetic.skip(replace(cell, overlap=True), "not with this driver") for cell in swaps]
     run = run_of([*skipped, *of(swaps[:2], lambda _: 20.0)])
     assert [outcome.cell for outcome in pin(run.outcomes.values(), ())] == swaps[:2]
+
+
+EITHER_ORDER = [replace(IN_RUNS, order=order) for order in (Order.ANY, Order.STREAM)]
+FRESH = replace(FAR, sms=2)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        ([*(replace(HOT, blocks=blocks) for blocks in (1, 2)), FRESH], [2]),  # a third of the cells is enough
+        ([*(replace(HOT, blocks=blocks) for blocks in (1, 2, 3)), FRESH], [0, 1, 2]),
+        (EITHER_ORDER, [1]),
+        ([replace(FRESH, sms=sms) for sms in (2, 4)], [1]),
+        # Blocks of 4 KiB have the count of the shape that was measured with one alone, others that of most cells.
+        ([replace(FRESH, blocks=blocks, block_bytes=kib * KIB, sms=sms)
+          for blocks, kib, sms in ((64, 4, 2), (16, 4, 2), (16, 4, 4), (16, 64, 4), (16, 64, 8))], [0, 1, 3]),
+    ],
+)  # fmt: skip
+def test_a_table_keeps_the_values_that_an_engine_has_or_most_cells(cells: Sequence[Cell], kept: Sequence[int]) -> None:
+    outcomes = run_of([synthetic.visit(cell, 50.0) for cell in cells]).outcomes.values()
+    assert {outcome.cell for outcome in pin(outcomes, ())} == {cells[index] for index in kept}
+    failed = run_of([synthetic.failure(cell) for cell in EITHER_ORDER]).outcomes.values()
+    assert [outcome.cell for outcome in pin(failed, ())] == EITHER_ORDER[1:], "also where none was measured"
 
 
 @pytest.mark.parametrize(
@@ -998,6 +1043,17 @@ def test_a_finding_names_its_trace_by_what_it_is(more: dict[str, object], text: 
     (highlight,) = highlights_of(report, "trace")
     assert f" of {text} (" in highlight
     assert "hour.gz" not in highlight
+    methods = [plain(row[0]) for row in part_of(report, "trace").tables[0].rows]
+    assert methods == ["sm (4 SMs)", "merged", "vllm_batch", "batched"], "the fastest first"
+
+
+def test_a_replay_of_500_swaps_has_a_p99() -> None:
+    cells = [Cell(name, Direction.H2D, 128, 4096, sequence="trace") for name in ("batched", "merged")]
+    visits = [visit for cell in cells for visit in synthetic.replayed(cell, 5.0, rounds=84)]
+    (table,) = part_of(made_report(visits, TRACE), "trace").tables
+    (row, _) = (dict(zip(lines_of(table.header), lines_of(row), strict=True)) for row in table.rows)
+    # One swap of six is of 512 blocks; its times grow by 8% over the rounds.
+    assert (row["p90, us"], row["p99, us"], row["Worst, us (its blocks)"]) == ("433", "452", "454 (512)")
 
 
 def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it() -> None:

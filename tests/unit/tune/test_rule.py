@@ -17,6 +17,8 @@ from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
 from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
+from kvbench.report.build import report_of
+from kvbench.report.model import plain
 from kvbench.results import Record, Run
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.candidates import Measured, typical
@@ -28,6 +30,7 @@ from kvbench.tune.situations import Question
 from tests import synthetic
 from tests.answers import advice_of, summary
 from tests.command import output, refused
+from tests.reports import part_of
 from tests.unit.tune.test_exports import VLLM
 
 KIB = 1024
@@ -260,6 +263,8 @@ def test_two_runs_with_a_backend_each_are_compared_by_more_than_starts_differ(
     undecided = f"{0 if decided else len(answers)} of {len(answers)} shapes undecided"
     assert any(undecided in line for line in summary(runs))
     assert decided or any("batched, undecided against sm" in line for line in summary(runs))
+    (table, *_) = part_of(report_of(runs), "answer").tables
+    assert re.search(r"runs run \(\w+\), run-2 \(", plain(table.caption))
 
 
 def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:
