@@ -114,3 +114,11 @@ def test_the_sides_of_a_swap_need_the_same_tensors() -> None:
     for text in ("shuffled", "tensors-4", "page-first-4"):
         objection = misfit(replace(cell, host_pattern=Pattern.parse(text)))
         assert objection == f"both sides need the same tensors, not {text} and tensors-8"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "together"),
+    [("shuffled", 1), ("runs-8", 8), ("contiguous", 512), ("tensors-4", 1), ("page-first-4", 4), ("fragments-16x2", 1)],
+)
+def test_a_pattern_says_how_many_blocks_lie_together(pattern: str, together: int) -> None:
+    assert Pattern.parse(pattern).run_blocks(512) == together

@@ -182,6 +182,11 @@ def test_layers_that_propose_tokens_are_cached_too_or_left_out_with_a_word() -> 
     model, usual = (model_of("m", config, speculative=tokens) for tokens in (3, 0))
     assert model.bytes_per_token == usual.bytes_per_token + LAYER
     assert model.bytes_per_sequence == usual.bytes_per_sequence
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 4, "sliding_window": 64}
+    (group,) = model_of(
+        "m", {"model_type": "gpt_oss", **PLAIN, **kinds, "num_nextn_predict_layers": 1}, speculative=1
+    ).groups
+    assert (group.layers, group.sliding_layers) == (9, 4), "they are as the last layer"
     none = model_of("m", PLAIN, speculative=3)
     assert none.bytes_per_token == 8 * LAYER
     assert "the layers that propose tokens are left out" in none.text

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.cells.units import KIB
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.models.steps import OF_70B, USUAL, StepSizes, step_sizes
 
@@ -17,7 +18,8 @@ DENSE = {
 def test_the_usual_model_and_that_of_eight_ranks_are_presets() -> None:
     assert step_sizes("llama-3-8b", 1) == USUAL
     assert step_sizes("llama-3-70b", 8) == OF_70B
-    assert 13e9 < USUAL.layers * USUAL.layer_bytes < 15e9 < USUAL.decode_bytes
+    assert USUAL.layers * USUAL.layer_bytes == 2 * 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14_336)
+    assert USUAL.decode_bytes - USUAL.layers * USUAL.layer_bytes == 16 * 2048 * 128 * KIB, "16 requests of 2048 tokens"
 
 
 def test_the_layers_of_a_preset_with_widths_are_those_of_its_cache() -> None:
