@@ -363,4 +363,7 @@ def test_models_are_groups_of_a_sweep() -> None:
     # the first two are the same swap
     assert [group["blocks"] for group in changed.groups] == [("64",), ("56",)] * 2
     assert changed.models == swaps
+    assert changed.with_axes({"backend": "sm"}).groups[0]["backend"] == ("sm",)
+    with refused_with("-a block_size: the model sets"):
+        changed.with_axes({"backend": "sm", "block_size": "4KiB"})
     assert SweepSpec.from_plain(json.loads(json.dumps(changed.to_plain()))) == changed
