@@ -394,12 +394,16 @@ def _by_blocks(shapes: _Competing) -> list[_Need]:
 
 
 def _fewest(shapes: _Competing) -> _Need:
-    """The fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more."""
+    """The fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more.
+
+    One of them is the shape with the fewest blocks: a count that suffices for large swaps may not for small ones.
+    """
     kernel = [*shapes.values()]
     counts, means = Counter(chain.from_iterable(kernel)), _mean_losses(kernel)
-    best = min(means, key=lambda choice: (means[choice], choice.sms))
-    compared = [choice for choice, count in counts.items() if count >= min(_LEAST_SHAPES, len(kernel))]
-    alike = [choice for choice in compared if choice == best or _is_as_good(kernel, best, choice)]
+    at_fewest_blocks = shapes[min(shapes, key=lambda measured: measured.shape.blocks)]
+    best = min(means, key=lambda choice: (choice not in at_fewest_blocks, means[choice], choice.sms))
+    compared = [choice for choice in at_fewest_blocks if counts[choice] >= min(_LEAST_SHAPES, len(kernel))]
+    alike = [choice for choice in {best, *compared} if choice == best or _is_as_good(kernel, best, choice)]
     alike.sort(key=lambda choice: choice.sms)
     return _Need(alike[0], counts=[choice.sms for choice in alike])
 

@@ -225,6 +225,27 @@ def test_a_kernel_takes_more_sms_up_to_a_number_of_blocks_where_that_surely_save
     ]
 
 
+def test_a_count_that_was_measured_at_large_swaps_alone_does_not_stand_for_small_ones(tmp_path: Path) -> None:
+    """A ladder of SM counts adds large swaps, at which three SMs suffice: that decides nothing of small ones."""
+    counts = (16, 64, 256, 1024, 10_000)
+    of_size = [cell for cell in cells() if cell.blocks == 16 and cell.block_bytes == 16 * KIB]
+    made = [replace(cell, blocks=blocks) for blocks in counts for cell in of_size]
+    kernel = next(cell for cell in of_size if cell.sms)
+    ladder = [replace(kernel, blocks=blocks, sms=3) for blocks in (5000, 10_000, 50_000)]
+    ladder += [replace(cell, blocks=blocks) for blocks in (5000, 50_000) for cell in of_size]
+
+    def rate(cell: Cell) -> float:
+        lost = {1: 0.5, 2: 0.97 if cell.blocks >= 1024 else 0.8}
+        return 5.0 if cell.backend == "batched" else 50.0 * lost.get(cell.sms or 0, 1.0)
+
+    run = run_of(tmp_path, rate, [*made, *ladder])
+    (parts,) = advice_of([run]).alone.rule.parts.values()
+    assert [(str(part.choice), part.blocks) for part in parts] == [
+        ("sm sms=4", (None, 256)),
+        ("sm sms=2", (1024, None)),
+    ]
+
+
 def test_a_count_that_no_shape_has_beside_another_is_the_default_rule(tmp_path: Path) -> None:
     """Small swaps have four SMs, others two: fewer may stand for more, but decide nothing between them."""
     by_rule = [cell for cell in cells() if cell.sms in (None, 4 if cell.blocks == 16 else 2)]
