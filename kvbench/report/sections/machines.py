@@ -134,6 +134,9 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, MachineFigures]:
             shipped = foreign.setdefault(shape, {})
             # as its package ships it, where that was measured
             for choice in sorted(answer.measured.methods, key=lambda choice: len(choice.axes)):
+                # An engine's kernel at another SM count is not what the engine does.
+                if of_engine(choice.backend) and choice.sms:
+                    continue
                 if choice.backend in others:
                     name = method_label(choice.backend, plug_in=choice.plug_in)
                     shipped.setdefault(name, (answer, choice))

@@ -8,7 +8,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
 from kvbench.report.document import snippet
-from kvbench.report.numbers import TIMES
+from kvbench.report.numbers import ABSENT, TIMES
 from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run
@@ -79,6 +79,18 @@ def test_a_report_of_several_machines_names_them_everywhere_and_compares_no_runs
     assert all(line.startswith(("H100: ", "H200: ")) for line in lines_of(report.findings))
     chat = snippet(report, "chat")
     assert all(line in chat for line in lines_of(report.headline))
+
+
+def test_an_engine_stands_beside_another_machine_as_it_is_shipped_alone(tmp_path: Path) -> None:
+    """A ladder of SM counts of its kernel has cells that are not what the engine does."""
+    shipped = run(tmp_path / "shipped", "NVIDIA H100", 40.0, "vllm_triton")
+    alone = run(tmp_path / "alone", "NVIDIA H200", 50.0)
+    cells = [Cell(name, Direction.H2D, *SWAPS[0], sms=4) for name in ("vllm_triton", "sm")]
+    ladder = made_run(tmp_path, synthetic.rounds(cells, lambda _: 4.0), synthetic.info("NVIDIA H200"))
+    for made in (shipped, ladder):
+        made.info.backends.append(BackendFacts("vllm_triton", "", frozenset(), package="vllm==1.0"))
+    rows = rows_side_by_side([shipped, alone, ladder])
+    assert [text == ABSENT for text in rows["h2d 64 x 4 KiB, us: vllm_triton"]] == [False, True]
 
 
 def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp_path: Path) -> None:
