@@ -92,7 +92,7 @@ def _sides(view: View) -> list[ModelSide] | str:
     except UsageError as error:
         return f"its run.json describes models that cannot be: {short(str(error))}"
     if not swaps:
-        return "it needs a sweep of models (kvbench sweep models, or --model)"
+        return "it needs a sweep of models, or --model"
     pinned = _pin_each(view, swaps)
     sides = []
     for direction in DIRECTIONS:
