@@ -35,7 +35,6 @@ _LINK: Final = REPORT.relative_to(ROOT).as_posix()
 
 def numbers(folders: Sequence[Path] = CARDS) -> str:
     """The answers of the cards' reports, in so few columns that a phone shows all, and where they come from."""
-    notes = _answer(folders[0])[2].removeprefix("- ").split("\n- ")
     names = [""] if len(folders) == 1 else [_short_name(folder) for folder in folders]
     of_cards = [
         [_situation(*row, card=name) for row in answer_rows(folder)]
@@ -43,9 +42,18 @@ def numbers(folders: Sequence[Path] = CARDS) -> str:
     ]
     # A row for each card: lines of one row would not stay side by side where a narrow page breaks them.
     rows = [row for of_situation in zip(*of_cards, strict=True) for row in of_situation]
-    origins = [f"{name}{': ' * bool(name)}{_origin(folder)}" for name, folder in zip(names, folders, strict=True)]
+    origins = []
+    for name, folder in zip(names, folders, strict=True):
+        blocks, columns, *more = _notes(folder)
+        origins.append(". ".join((f"{name}{': ' * bool(name)}{blocks}", *more, _origin(folder))))
     head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
-    return f"{table(head, rows)}\n\n{'. '.join(notes)}. {' '.join(origins)}"
+    return f"{table(head, rows)}\n\n{columns}. {' '.join(origins)}"
+
+
+def _notes(folder: Path) -> list[str]:
+    """The notes of the report's answer: of which blocks it is, what its columns mean, and the others."""
+    first, *others = _answer(folder)[2].removeprefix("- ").split("\n- ")
+    return [*first.split(". ", 1), *others]
 
 
 def answer_rows(folder: Path = REPORT) -> list[list[str]]:

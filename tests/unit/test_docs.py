@@ -122,11 +122,11 @@ def test_the_shipped_rules_and_those_of_the_page_hold_on_the_committed_runs(tmp_
     holding = set()
     for path in runs:
         report = check_rules(load_run(path), wanted)
-        # A run of a card can lack the largest swaps, but some run has the cells of each rule.
-        measured = {row.name: row.verdict for row in report.rows if row.cells}
-        assert set(measured.values()) == {GateVerdict.PASS}, report.rows[0]
         assert not report.warnings
-        holding |= measured.keys()
+        # A run of a card can lack the largest swaps or, on a noisy host, leave a rule undecided; none breaks one, and
+        # some run passes each.
+        assert {row.verdict for row in report.rows if row.cells} <= {GateVerdict.PASS, GateVerdict.UNDECIDED}
+        holding |= {row.name for row in report.rows if row.verdict is GateVerdict.PASS}
     assert len(holding) == len(wanted.rules)
 
 
