@@ -183,7 +183,7 @@ def _table(kind: Ladders, decode: Decode) -> DataTable:
     outcomes = outcomes_in(kind.cells)
     blocks = range_text({outcome.cell.blocks for outcome in outcomes}, count)
     title = f"{outcomes[0].backend_name}, {state} stream: GB/s by SM count, median over N = {blocks}"
-    bold = f"fewest SMs within {KNEE.fraction:.0%} of the best of the column"
+    bold = f"fewest SMs surely (95%) within {KNEE.fraction:.0%} of the best of the column"
     return measured_table(kind.view, outcomes, INCLUDES[state], title, header, body, pinned=kind.pinned, bold=bold)
 
 
