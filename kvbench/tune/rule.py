@@ -396,7 +396,7 @@ def _by_blocks(shapes: _Competing) -> list[_Need]:
 def _fewest(shapes: _Competing) -> _Need:
     """The fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more.
 
-    One of them is the shape with the fewest blocks: a count that suffices for large swaps can be too few for small ones.
+    One of them has the fewest blocks: a count that suffices for large swaps can be too few for small ones.
     """
     kernel = [*shapes.values()]
     counts, means = Counter(chain.from_iterable(kernel)), _mean_losses(kernel)
