@@ -1,5 +1,7 @@
 """`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, two streams, and no growth."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -78,12 +80,14 @@ def test_many_calls_take_no_more_memory(gpu: Device) -> None:
     copier, stream = BlockCopier(gpu.name), torch.cuda.Stream()
     lists = Lists(Direction.D2H, mixed_swap([4096] * 64, seed=4))
     tensors = lists.tensors()
-    for number in range(101_000):
-        if number == 1000:
-            free_bytes, _ = gpu.driver.free_memory()
-        copier.copy(*tensors, stream)
-    stream.synchronize()
-    assert gpu.driver.free_memory()[0] >= free_bytes
+    free_bytes = []
+    for _ in range(11):
+        for _ in range(10_000):
+            copier.copy(*tensors, stream)
+        stream.synchronize()
+        free_bytes.append(gpu.driver.free_memory()[0])
+    # Other processes take memory of the GPU too, but not in every span of calls; a leak does.
+    assert any(later >= earlier for earlier, later in pairwise(free_bytes)), free_bytes
     assert lists.arrived()
 
 
