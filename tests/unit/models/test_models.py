@@ -15,7 +15,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import convert
 from kvbench.models.geometry import KvDtype, KvLayout, LayerGroup, Model, ModelSwap, models_of, swaps_from_plain
 from kvbench.models.hf_config import model_of, read_config_json
-from kvbench.models.presets import GroupPages, ModelChoice, find_model, model_facts, notes_of, presets
+from kvbench.models.presets import GroupPages, ModelChoice, facts_of, find_model, model_facts, notes_of, presets
 from kvbench.sweep.spec import SweepSpec
 from tests.refusals import refused_with
 
@@ -196,6 +196,15 @@ def test_untrusted_models_are_checked(plain: object) -> None:
 
 
 # Presets and choices
+
+
+def test_each_model_has_its_facts_for_every_number_of_ranks_and_a_note_where_no_engine_has_its_blocks() -> None:
+    models = choice(["qwen3.5-397b-a17b", "llama-3-8b", "llama-3-8b@tp2"], tokens=64)
+    facts = [(one.model, one.tp) for one in facts_of(models.swaps())]
+    assert facts == [("qwen3.5-397b-a17b", 1), ("llama-3-8b", 1), ("llama-3-8b", 2)]
+    (note,) = notes_of(models.swaps())
+    assert note.startswith("qwen3.5-397b-a17b: no engine swaps blocks of 16 tokens: vLLM enlarges them to 2096 tokens")
+    assert notes_of(choice(["qwen3.5-397b-a17b"], layout="vllm").swaps()) == []
 
 
 @pytest.mark.parametrize(

@@ -482,6 +482,14 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
     assert published.startswith("vLLM #42212: flat 5 to 7 GB/s")
 
 
+@pytest.mark.parametrize(("kib", "compared"), [((4, 8, 16, 24, 28), True), ((8, 12, 16, 24, 28), False)])
+def test_a_kernel_is_held_against_a_pull_request_at_4_kib_alone(kib: tuple[int, ...], compared: bool) -> None:
+    cells = [cell for cell in synthetic.cliff_cells((256,), kib) if cell.backend != "per_block"]
+    *_, published = highlights_of(made_report(synthetic.rounds(cells)), "cliff")
+    assert published.startswith("vLLM #42212: flat 5 to 7 GB/s")
+    assert ("Triton 18 to 19 at 4 KiB" in published) is compared
+
+
 def test_host_copies_are_not_held_against_a_pull_request_or_an_engines_threshold() -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
     parts = [
