@@ -11,7 +11,7 @@ from itertools import chain, product
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
-from kvbench.analysis.compare import Difference, Verdict, difference_of
+from kvbench.analysis.compare import Difference, difference_of
 from kvbench.analysis.margins import LOST
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.cell import Cell, SwapKind
@@ -323,4 +323,4 @@ class _Contest(NamedTuple):
         """Whether another method may take less than the choice, by more than the margin, in another run."""
         compared = self.difference(use, other)
         allowed = LOST.allowed(self.cost(use), self.cost(other))
-        return other != use and compared.verdict is not Verdict.SLOWER and compared.low < -allowed
+        return other != use and compared.low < -allowed
