@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import pytest
@@ -15,12 +16,13 @@ from kvbench.cells.cell import Cell, SwapShape
 from kvbench.cells.facts import BackendFacts, EngineSetting
 from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice, load_policy
+from kvbench.ground.errors import UsageError
 from kvbench.ground.text import convert
 from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Record, Run
-from kvbench.tune.answer import ShapeAnswer, answers_of
+from kvbench.tune.answer import ShapeAnswer, answers_of, typical_shapes
 from kvbench.tune.candidates import Measured, typical
 from kvbench.tune.evidence import shapes_of
 from kvbench.tune.page import rows_of, state_table
@@ -315,6 +317,13 @@ def test_methods_that_no_shape_has_both_of_are_open() -> None:
     assert [other.backend for other, compared in made.compared.items() if compared] == ["triton"]
 
 
+def test_of_equal_methods_the_one_with_the_fewest_sms_is_taken_before_the_simpler_one() -> None:
+    sm, triton = Choice("sm", (("sms", "4"),)), Choice("triton", (("sms", "2"),))
+    arms = {choice: dict.fromkeys(range(6), 1.0) for choice in (sm, triton)}
+    measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms)
+    assert pick([KeptArms(arms, measured)]).alike == [triton, sm]
+
+
 def test_of_too_few_visits_for_an_interval_the_faster_method_is_taken() -> None:
     """They leave everything open, and the simpler of two kernels could be twice as slow."""
     sm, triton = Choice("sm", (("sms", "4"),)), Choice("triton", (("sms", "4"),))
@@ -325,6 +334,47 @@ def test_of_too_few_visits_for_an_interval_the_faster_method_is_taken() -> None:
     assert made.open == [sm], "and it is not decided"
 
 
+def test_the_time_of_the_thread_is_the_median_of_the_runs(tmp_path: Path) -> None:
+    made = [cell for cell in cells() if (cell.blocks, cell.block_bytes) == (256, 4 * KIB) and cell.sms in (None, 2)]
+    runs = []
+    for us in (10.0, 90.0, 20.0):
+        visits = [synthetic.with_samples(visit, {"caller_us": [us] * 5}) for visit in synthetic.rounds(made, crossing)]
+        runs.append(synthetic.loaded(tmp_path / f"{us:.0f}", visits))
+    (measured,) = shapes_of(runs, lambda _: True)
+    assert {*measured.caller_us.values()} == {20.0}
+
+
+ALL: Final = (None, 1, 2, 4)
+WITHOUT_TWO: Final = (None, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "typical"),
+    [
+        # Of 64 blocks of 32 KiB: three times the blocks are nearer than half the block size.
+        ([(64, 16, ALL), (192, 32, ALL), (1024, 16, ALL), (1200, 32, ALL)], [(192, 32), (1200, 32)]),
+        # The large swap has the block size of the small one.
+        ([(64, 16, ALL), (1024, 16, ALL), (4096, 32, ALL)], [(64, 16), (1024, 16)]),
+        # Where the choice, two SMs, was measured.
+        ([(64, 32, WITHOUT_TWO), (80, 32, ALL), (90, 32, ALL), (1024, 32, ALL)], [(80, 32), (1024, 32)]),
+    ],
+)
+def test_a_small_and_a_large_swap_of_usual_blocks_stand_for_a_kind(
+    tmp_path: Path, shapes: Sequence[tuple[int, int, Sequence[int | None]]], typical: Sequence[tuple[int, int]]
+) -> None:
+    one_shape = [cell for cell in cells() if (cell.blocks, cell.block_bytes) == (16, KIB)]
+    made = [
+        replace(cell, blocks=blocks, block_bytes=kib * KIB)
+        for blocks, kib, counts in shapes
+        for cell in one_shape
+        if cell.sms in counts
+    ]
+    rule = rule_at(tmp_path, lambda cell: min(50.0, 25.0 * cell.sms) if cell.sms else 5.0, made)
+    (kind,) = rule.parts
+    stand = [(measured.shape.blocks, measured.shape.block_bytes // KIB) for measured in typical_shapes(rule, kind)]
+    assert stand == typical
+
+
 def test_fresh_visits_alone_say_what_a_choice_gains() -> None:
     """Those that chose the winner flatter it."""
     one, other = Choice("batched"), Choice("sm", (("sms", "2"),))
@@ -333,6 +383,15 @@ def test_fresh_visits_alone_say_what_a_choice_gains() -> None:
     searched, swept = Measured(shape, decided, decided, fresh), Measured(shape, decided, decided)
     assert searched.us_of(one) / searched.us_of(other) == pytest.approx(1.25)
     assert swept.us_of(one) / swept.us_of(other) == pytest.approx(2)
+    longer = replace(swept, methods={**decided, one: decided[one] | dict.fromkeys(range(6, 99), 300.0)})
+    assert (longer.us_of(one), longer.us_of(one, other)) == (300, 100), "of the rounds that have both"
+
+
+def test_what_copies_nothing_is_no_second_backend(tmp_path: Path) -> None:
+    copies = [cell for cell in cells() if cell.backend == "batched"]
+    run = run_of(tmp_path, crossing, [*copies, *(replace(cell, backend="empty", order=None) for cell in copies)])
+    with pytest.raises(UsageError, match="batched alone was measured"):
+        shapes_of([run], lambda _: True)
 
 
 def test_a_method_with_another_order_of_access_stands_for_none() -> None:
@@ -340,7 +399,8 @@ def test_a_method_with_another_order_of_access_stands_for_none() -> None:
     made = {Choice("batched", (("order", "stream"),)): {0: 1.0}, fewer: {0: 1.0}}
     measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), made, made)
     assert measured.standing_for(either) is None
-    assert measured.standing_for(Choice("sm", (("sms", "4"),))) == fewer
+    counts = {text: measured.standing_for(Choice.parse(text)) for text in ("sm sms=4", "sm sms=1", "sm")}
+    assert counts == {"sm sms=4": fewer, "sm sms=1": None, "sm": fewer}, "the default rule has the fewest"
 
 
 def test_a_line_over_tokens_begins_at_no_negative_time_and_within_what_was_measured(tmp_path: Path) -> None:
@@ -353,7 +413,10 @@ def test_a_line_over_tokens_begins_at_no_negative_time_and_within_what_was_measu
     asked: ModelChoice = convert({"models": ["llama-3-8b"], "tokens": 375}, ModelChoice)
     (line,) = advice_of([run], Question(swaps=asked.swaps(), prefill_tokens_per_s=1e5)).models.lines
     assert (line.us, line.tokens) == (0, (19, 375))
-    assert line.us_per_token > 0
+    # The least relative errors through zero, where each number of blocks has another time per token: 1, 2.1 and 4.4 us.
+    assert (line.us_per_token, line.error) == (pytest.approx(1.605, rel=0.005), pytest.approx(0.638, abs=0.005))
+    moved = msgspec.structs.replace(line, us=400.0, us_per_token=2.0)
+    assert [moved.tokens_within(ms) for ms in (0.1, 1, 5)] == [0, 300, 2300]
     hits = [line.beside_prefill(1e5, tokens).hit for tokens in (375, 376)]
     assert [isinstance(hit, Hit) and hit.extrapolated for hit in hits] == [False, True]
     # A prefill of 10 us a token takes as long as this load at 20 tokens.
@@ -460,6 +523,11 @@ def test_a_gain_over_an_engine_is_of_the_run_that_measured_both(tmp_path: Path) 
     assert [ratio for gain in gains for ratio in gain.ratios] == pytest.approx([2.0] * 2, rel=0.01), "where it copies"
 
 
+def test_a_gain_is_of_the_shapes_where_the_choice_is_another_method(tmp_path: Path) -> None:
+    (gain,) = (gain for gain in advice_of([run_of(tmp_path, crossing)]).alone.gains if gain.over == "batched")
+    assert gain.ratios == [pytest.approx(10, rel=0.01)] * 3 * len(COUNTS), "not from 64 KiB on"
+
+
 def test_the_policy_is_the_rule_of_what_auto_can_run(tmp_path: Path) -> None:
     made = cells() + [replace(cell, backend="triton", sms=12) for cell in cells() if cell.sms == 1]
     run = run_of(tmp_path, lambda cell: 80.0 if cell.backend == "triton" else crossing(cell), made)
@@ -490,20 +558,43 @@ def test_show_and_the_report_give_the_same_answer(tmp_path: Path) -> None:
     assert all(cell in page and cell in shown for row in rows_of(advice_of([run]).answers) for cell in row)
 
 
-def test_a_model_is_answered_from_the_nearest_shapes_in_its_unit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("thread_us", "of_8192"),
+    [(lambda blocks: blocks / 8, 8192 / 8), (lambda blocks: 1000 - blocks / 8, 1000 - 4096 / 8)],
+    ids=["grows with the blocks", "no less than that of the largest swap"],
+)
+def test_a_model_is_answered_from_the_nearest_shapes_in_its_unit(
+    tmp_path: Path, thread_us: Callable[[int], float], of_8192: float
+) -> None:
     run = run_of(tmp_path, crossing)
-    timed = [
-        synthetic.with_samples(visit, {"caller_us": [visit.cell.blocks / 8] * len(visit.samples)})
-        for visit in run.visits
-    ]
+    timed = []
+    for visit in run.visits:
+        us = thread_us(visit.cell.blocks) * (1 if visit.cell.block_bytes == 16 * KIB else 3)
+        timed.append(synthetic.with_samples(visit, {"caller_us": [us] * len(visit.samples)}))
     run = synthetic.loaded(tmp_path / "timed", [*synthetic.ceilings(), *timed])
     (load,) = json.loads(output("show", run.path, "--model", "llama-3-8b", "--json"))["models"]
     assert (load["tokens"], load["blocks"], load["block_bytes"]) == (2048, 8192, 32 * KIB)
     assert (load["choice"], load["sms"]) == ("sm sms=2", 2)
     assert load["measured"] == {"block_bytes": 16 * KIB, "blocks": 4096}
     assert load["us"] == pytest.approx(8192 * 32 * KIB / 50e3, rel=0.01)
-    assert load["caller_us"] == pytest.approx(8192 / 8)  # twice the blocks of the largest swap
-    assert "\n\nllama-3-8b, 2048 tokens: 8192 blocks of 32 KiB\n" in output("show", run.path, "--model", "llama-3-8b")
+    assert load["caller_us"] == pytest.approx(of_8192)  # twice the blocks of the largest swap
+    shown = output("show", run.path, "--model", "llama-3-8b")
+    assert "\n\nllama-3-8b, 2048 tokens: 8192 blocks of 32 KiB\n" in shown
+    assert "groups" not in shown
+
+
+def test_a_model_of_several_groups_takes_what_all_its_bytes_take(tmp_path: Path) -> None:
+    """Rows of 576 elements and of an index, each at 50 GB/s."""
+    run, token_bytes = run_of(tmp_path, lambda cell: 50.0 if cell.sms else 5.0), 92_628
+    asked: ModelChoice = convert({"models": ["glm-5.2@tokens512", "glm-5.2@tokens64"]}, ModelChoice)
+    models = advice_of([run], Question(swaps=asked.swaps())).models
+    for (swap, groups, times_us), tokens in zip(models.totals, (512, 64), strict=True):
+        assert (swap.tokens, groups) == (tokens, 2)
+        assert [*times_us.values()] == [pytest.approx(tokens * token_bytes / 50e3, rel=0.01)]
+    ((largest, prompt_gb),) = models.prompts
+    assert (largest.tokens, prompt_gb) == (512, pytest.approx(8192 * token_bytes / 1e9))
+    (line,) = models.lines
+    assert (line.us_per_token, line.measured) == (pytest.approx(token_bytes / 50e3, rel=0.01), [])
 
 
 def linear(cell: Cell) -> float:
@@ -567,6 +658,21 @@ def test_merged_copies_that_win_at_one_shape_alone_are_not_named(tmp_path: Path)
     ways = [replace(cell, backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
     in_runs = [replace(cell, pattern=Pattern("runs", 8)) for cell in ways if cell.sms in (None, 2)]
     assert not any("In contiguous runs" in line for line in summary([run_of(tmp_path, rate, [*cells(), *in_runs])]))
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_merged_copies_are_not_named_for_runs_where_they_are_the_choice_anyway_or_not_on_an_idle_stream(
+    tmp_path: Path, *, everywhere: bool
+) -> None:
+    def rate(cell: Cell) -> float:
+        wins = everywhere or (cell.pattern.run == 8 and cell.stream_state is SUSTAINED)
+        return 54.0 if cell.backend == "merged" and wins else crossing(cell) / 2
+
+    shuffled = [*cells(states=(IDLE, SUSTAINED))]
+    shuffled += [replace(cell, backend="merged") for cell in shuffled if cell.backend == "batched"]
+    in_runs = [replace(cell, pattern=Pattern("runs", 8)) for cell in shuffled if cell.sms in (None, 2)]
+    run = run_of(tmp_path, rate, [*shuffled, *in_runs])
+    assert not any("In contiguous runs" in line for line in summary([run]))
 
 
 def test_a_policy_is_as_new_as_the_newest_of_its_runs(tmp_path: Path) -> None:
@@ -641,6 +747,7 @@ def test_swaps_of_several_layouts_are_not_mixed(tmp_path: Path) -> None:
         small = [one for one in shapes_of([run], lambda _: True) if one.shape.block_bytes == KIB]
         copies = [one.gbps_of(method) for one in small if (method := one.best_of("batched"))]
         assert copies == pytest.approx([5 if kept == 8 else 20] * len(COUNTS), rel=0.05)
+        assert not any("In contiguous runs" in line for line in summary([run])), "the answer is for runs already"
 
 
 def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) -> None:
@@ -654,6 +761,7 @@ def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) ->
         (made,) = answers_of(shapes_of([synthetic.loaded(tmp_path / name, records)], lambda _: True))
         assert made.choice == Choice("sm", (("sms", "2"),))
         assert made.open
+        assert "batched" not in {choice.backend for choice in made.others}, "which is clearly slower"
         return made
 
     assert answer(Cell("sm", *shape, sms=4), "sms").decided
@@ -664,4 +772,4 @@ def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) ->
 @pytest.mark.parametrize(("visits", "decided"), [(5, False), (6, True)])
 def test_a_method_alone_at_a_shape_is_decided_by_six_visits(visits: int, decided: bool) -> None:
     (made,) = answers_of([arms_with(sm=(visits, 1.0)).measured])
-    assert made.decided is decided
+    assert (made.decided, made.measured.interval_of(made.choice) is not None) == (decided, decided)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def beside(
     made = []
     for number, factor in enumerate(factors):
         (visit,) = synthetic.beside(cell, 1 + (slowdown - 1) * factor, gbps, rounds=1)
-        thread = {"caller_us": [thread_ms * cell.swap_bytes / 1e6] * len(visit.samples)}
+        thread_us = thread_ms * (0.9 + 0.1 * (number % 3)) * cell.swap_bytes / 1e6  # which is thread_ms on average
+        thread = {"caller_us": [thread_us] * len(visit.samples)}
         made.append(synthetic.with_samples(visit, thread, round=number, process=number // 2))
     return made
 
@@ -73,9 +75,14 @@ def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:
 
 def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequence[Cell] = ()) -> Run:
     visits = [beside(in_engine(cell, neighbour), *figures) for cell, figures in STORES.items()]
-    # Better than all, and not what an engine could choose: its stream gives way, or another GPU swaps too.
-    apart = (replace(sm(3), priority=Priority.LOW), replace(sm(3), devices=2))
-    visits += [beside(in_engine(cell, neighbour), 1.0, 50.0, 0.1) for cell in apart]
+    # Better than all, and no choice: the stream gives way, another GPU swaps too, layers arrive one by one, or none.
+    apart: Sequence[dict[str, Any]] = (
+        {"priority": Priority.LOW},
+        {"devices": 2},
+        {"sequence": "layers-4"},
+        {"backend": "empty", "sms": None},
+    )
+    visits += [beside(replace(in_engine(sm(3), neighbour), **changes), 1.0, 50.0, 0.1) for changes in apart]
     return run_of(folder, *visits, alone=alone)
 
 
@@ -106,6 +113,14 @@ def test_beside_a_step_the_least_per_gb_is_taken_of_what_moves_enough(
     assert {method.choice.backend for method in made.methods} == {"batched", "sm"}
 
 
+def test_what_moves_less_than_a_tenth_of_large_copies_must_be_asked_for(tmp_path: Path) -> None:
+    figures = {sm(2): STORES[sm(2)], COPIES: (1.0001, 5.0, 0.1)}
+    visits = [beside(in_engine(cell, Neighbour.DECODE), *of_cell) for cell, of_cell in figures.items()]
+    run = run_of(tmp_path, *visits)
+    chosen = [used(answer(advice_of([run], Question(need_gbps=need)), DECODE)) for need in (None, 4.0)]
+    assert chosen == ["sm sms=2", "batched"]
+
+
 def test_an_answer_has_the_figures_of_its_visits(tmp_path: Path) -> None:
     made = answer(advice_of([stores(tmp_path)]), DECODE)
     use, other = made.use, made.otherwise
@@ -119,6 +134,14 @@ def test_an_answer_has_the_figures_of_its_visits(tmp_path: Path) -> None:
     assert made.gentle == use, "the fastest that keeps a step within 10%"
     assert other == made.fastest
     assert (made.block_bytes, made.blocks) == (16 * KIB, 4096)
+
+
+def test_otherwise_the_fastest_that_keeps_a_step_within_10_percent_is_named_before_the_fastest(tmp_path: Path) -> None:
+    figures = STORES | {sm(3): (1.08, 35.0, 0.3)}
+    visits = [beside(in_engine(cell, Neighbour.DECODE), *of_cell) for cell, of_cell in figures.items()]
+    made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
+    assert made.otherwise is not None and made.fastest is not None  # noqa: PT018
+    assert (used(made), str(made.otherwise.choice), str(made.fastest.choice)) == ("sm sms=2", "sm sms=3", "sm sms=4")
 
 
 @pytest.mark.parametrize(("scatter", "choice", "other"), [(0.0, 2, 3), (0.5, 3, 2)])
@@ -178,6 +201,16 @@ def test_methods_that_no_round_has_both_of_are_undecided(tmp_path: Path) -> None
     made = answer(advice_of(runs), DECODE)
     assert used(made) == "sm sms=2"
     assert {str(choice) for choice in made.undecided} == {"sm sms=4", "batched"}
+    enough = answer(advice_of(runs, Question(need_gbps=20)), DECODE)
+    assert [str(choice) for choice in enough.undecided] == ["sm sms=4"], "of those that move enough"
+
+
+def test_beside_prefills_of_other_lengths_the_one_that_most_methods_ran_beside_answers(tmp_path: Path) -> None:
+    short, long = (Neighbour("prefill", tokens) for tokens in (512, 9000))
+    visits = [beside(in_engine(COPIES, long), 1.0, 50.0, 0.1)]
+    visits += [beside(in_engine(sm(count), short), *STORES[sm(count)]) for count in (2, 4)]
+    made = answer(advice_of([run_of(tmp_path, *visits)]), PREFILL)
+    assert [method.choice.backend for method in made.methods] == ["sm", "sm"]
 
 
 def test_where_no_method_moves_enough_or_keeps_the_limit_the_row_says_so(tmp_path: Path) -> None:
@@ -222,9 +255,12 @@ def test_a_situation_is_answered_by_its_own_run_alone(tmp_path: Path) -> None:
 
 def test_the_row_alone_is_of_the_block_size_and_has_the_time(tmp_path: Path) -> None:
     sizes = [replace(cell, block_bytes=kib * KIB) for kib in (16, 64) for cell in (sm(2), sm(4), COPIES)]
-    run = stores(tmp_path, alone=sizes)
+    run = stores(tmp_path, alone=[*sizes, replace(COPIES, backend="merged", block_bytes=64 * KIB)])
     small, large = (answer(advice_of([run], Question(block_bytes=kib * KIB)), Situation.ALONE) for kib in (16, 64))
     assert (small.block_bytes, large.block_bytes) == (16 * KIB, 64 * KIB)
+    others = [[choice.backend for choice in row.compared_with] for row in (small, large)]
+    assert others == [["batched"], ["batched", "merged"]]
+    assert small.visits == large.visits == 6
     assert small.use is not None and small.otherwise is not None  # noqa: PT018
     assert (str(small.use.choice), str(small.otherwise.choice)) == ("sm sms=2", "batched")
     assert small.use.us == pytest.approx(COPIES.swap_bytes / 50e3, rel=0.01)
@@ -232,6 +268,16 @@ def test_the_row_alone_is_of_the_block_size_and_has_the_time(tmp_path: Path) -> 
     assert small.use.thread_ms_per_gb == pytest.approx(6, rel=0.02)
     (row,) = (line for line in output("show", run.path).splitlines() if line.startswith("d2h  nothing"))
     assert "50 (1.34 ms)" in row
+
+
+def test_the_row_alone_has_the_figures_of_the_largest_swap_at_which_the_choice_was_measured(tmp_path: Path) -> None:
+    counts = {64: (1, 2), 256: (1, 2), 1024: (1, 2), 4096: (1, 4)}
+    kernels = [replace(sm(sms), blocks=blocks) for blocks, of_blocks in counts.items() for sms in of_blocks]
+    copies = [replace(COPIES, blocks=blocks) for blocks in counts]
+    cells = [in_engine(cell) for cell in (*kernels, *copies)]
+    visits = synthetic.rounds(cells, lambda cell: 25.0 * min(cell.sms, 2) if cell.sms else 5.0, noise=0.001)
+    made = answer(advice_of([run_of(tmp_path, visits)]), Situation.ALONE)
+    assert (used(made), made.blocks) == ("sm sms=2", 1024)
 
 
 def test_json_has_the_record_of_every_situation(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_a_swap_that_two_runs_replayed_has_the_mean_of_their_times(tmp_path: Pat
     runs = [run_of(tmp_path / str(rate), *replayed("merged", rate), *replayed("sm", 30.0)) for rate in (40.0, 60.0)]
     for measured in swaps_of_trace(runs):
         assert measured.gbps_of(Choice("merged")) == pytest.approx(48, rel=0.01)
+        assert measured.caller_us[Choice("merged")] == pytest.approx(0.3), "of the middle swap; each has 0.3 us"
 
 
 def test_a_replay_whose_swaps_all_failed_leaves_nothing_to_choose(tmp_path: Path) -> None:
@@ -95,3 +96,5 @@ def test_a_replay_whose_swaps_all_failed_leaves_nothing_to_choose(tmp_path: Path
     failed = [synthetic.failure(visits[0].cell, kind="mismatch") for visits in replays]
     with pytest.raises(UsageError, match="nothing to choose from"):
         advice_of([run_of(tmp_path, *replays[0], *replays[1], *failed)])
+    with pytest.raises(UsageError, match="nothing to choose from"):
+        advice_of([run_of(tmp_path / "one", *replays[0])])
