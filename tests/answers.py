@@ -2,15 +2,14 @@
 
 from collections.abc import Sequence
 
-from kvbench.cells.installed import of_engine
 from kvbench.results import Run
 from kvbench.tune.advice import Advice, advise
 from kvbench.tune.page import answer_lines, in_lines, lines_of
-from kvbench.tune.situations import Question
+from kvbench.tune.situations import USUAL, Question
 
 
 def advice_of(runs: Sequence[Run], question: Question | None = None) -> Advice:
-    return advise(runs, question or Question(), lambda choice: not of_engine(choice.backend))
+    return advise(runs, question or USUAL)
 
 
 def summary(runs: Sequence[Run]) -> list[str]:

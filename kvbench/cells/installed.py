@@ -129,6 +129,11 @@ def of_engine(backend: str) -> str:
     return registration.engine if registration else ""
 
 
+def serves_all(choice: Choice) -> bool:
+    """Whether a choice is not the code of one engine, which serves only that engine."""
+    return not of_engine(choice.backend)
+
+
 def unknown_backend(name: str, backends: Iterable[str]) -> UsageError:
     return UsageError(f"unknown backend {quoted(name)}; {hint(name, backends)}")
 

@@ -49,10 +49,10 @@ class Allowed(msgspec.Struct, frozen=True):
         return not self.names or choice.backend in self.names
 
     def suits_all(self, driver: int, choice: Choice) -> bool:
-        """Whether a choice is allowed, and not the code of one engine, which serves only that engine."""
-        from kvbench.cells.installed import of_engine
+        """Whether a choice is allowed, and serves every engine or is named."""
+        from kvbench.cells.installed import serves_all
 
-        return self.keeps(driver, choice) and (choice.backend in self.names or not of_engine(choice.backend))
+        return self.keeps(driver, choice) and (choice.backend in self.names or serves_all(choice))
 
     def serves(self, driver: int, choice: Choice) -> bool:
         """Whether a choice is allowed in a policy: auto and `kvbench.copy` can run it."""
@@ -193,7 +193,8 @@ def show(
     if is_plain and len(machines) > 1:
         _show_machines(loaded, question, output)
     elif as_json or not _print_gathers(loaded, swaps):
-        show_answer(loaded, question, may, output, or_findings=is_plain)
+        answer = _answer_or_findings(loaded, question, output) if is_plain else _answer(loaded, question, may, output)
+        _print_reply(answer, output)
 
 
 class Output(NamedTuple):
@@ -214,18 +215,46 @@ def load_all(paths: Sequence[Path]) -> "list[Run]":
     return [load_run(folder) for path in paths for folder in runs_below(path)]
 
 
-def show_answer(
-    runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output, *, or_findings: bool = False
-) -> None:
+def show_answer(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output) -> None:
     """Print the answer of runs as JSON or text, and write its policy if a file is named.
 
-    Raises UsageError where there is nothing to choose from or to write. With `or_findings` the findings of the report
-    stand for a choice that is missing, and behind an answer without a method.
+    Raises UsageError where there is nothing to choose from or to write.
     """
+    reply = _answer(runs, question, may, output)
+    _print_reply(reply, output)
+
+
+def _answer(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output) -> "Reply":
+    """Answer by what may be used, and in a policy by what `auto` can run."""
+    from kvbench.report.whole_runs import remarks_on
+    from kvbench.tune.advice import Reply, advise
+
+    keep = partial(may.serves if output.policy else may.suits_all, runs[0].info.cuda)
+    return Reply(advise(runs, question, keep), *remarks_on(runs))
+
+
+def _answer_or_findings(runs: "Sequence[Run]", question: "Question", output: Output) -> "Reply":
+    """Answer with the findings of the report in place of a choice that is missing, and behind an answer without a
+    method.
+    """
+    from kvbench.report.whole_runs import remarks_on
+    from kvbench.tune.advice import Reply
+
+    try:
+        reply = _answer(runs, question, Allowed(), output)
+    except UsageError as error:
+        reply = Reply(None, *remarks_on(runs), none=str(error))
+    if reply.advice is None or not (output.as_json or any(answer.use for answer in reply.advice.answers)):
+        from kvbench.report.build import plain_findings  # the sections take as long to import as pandas
+
+        return reply._replace(findings=plain_findings(runs, headline=reply.advice is None))
+    return reply
+
+
+def _print_reply(reply: "Reply", output: Output) -> None:
     from kvbench.ground.files import write_output
     from kvbench.tune.page import page_of
 
-    reply = _reply(runs, question, may, output, or_findings=or_findings)
     if output.as_json:
         typer.echo(json.dumps(reply.to_plain(costs=output.open), indent=2))
     else:
@@ -235,27 +264,6 @@ def show_answer(
         write_output("--policy", output.policy, policy.to_toml().encode(), load_policy, force=output.force)
         tables = ", ".join(table.title for table in policy.tables)
         typer.echo(f"{output.policy}: a policy for {policy.device}, {tables}", err=True)
-
-
-def _reply(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output, *, or_findings: bool) -> "Reply":
-    """Answer by what may be used, and in a policy by what `auto` can run."""
-    from kvbench.report.whole_runs import remarks_on
-    from kvbench.tune.advice import Reply, advise
-
-    advice, none = None, ""
-    keep = partial(may.serves if output.policy else may.suits_all, runs[0].info.cuda)
-    try:
-        advice = advise(runs, question, keep)
-    except UsageError as error:
-        if not or_findings:
-            raise
-        none = str(error)
-    findings: list[str] = []
-    if or_findings and (advice is None or not (output.as_json or any(answer.use for answer in advice.answers))):
-        from kvbench.report.build import plain_findings  # the sections take as long to import as pandas
-
-        findings = plain_findings(runs, headline=advice is None)
-    return Reply(advice, none, findings, *remarks_on(runs))
 
 
 def _print_gathers(runs: "Sequence[Run]", swaps: "Sequence[ModelSwap]") -> bool:
@@ -305,6 +313,6 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     machines = {}
     for card, of_card in grouped(views, lambda view: view.card).items():
         card_runs = [view.run for view in of_card]
-        machines[card] = _reply(card_runs, question, Allowed(), output, or_findings=True).to_plain()
+        machines[card] = _answer_or_findings(card_runs, question, output).to_plain()
     texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
     typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))

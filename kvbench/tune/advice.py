@@ -10,6 +10,7 @@ import msgspec
 
 from kvbench.cells.axes import Direction, Situation
 from kvbench.cells.cell import SwapKind
+from kvbench.cells.installed import serves_all
 from kvbench.cells.policy import Choice, Policy, Table
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import MAX_LINE
@@ -18,7 +19,7 @@ from kvbench.tune.answer import Alone, answer_alone
 from kvbench.tune.evidence import Origin, evidence_of
 from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.rule import RulePart
-from kvbench.tune.situations import Answer, Question, answer_situations, not_measured
+from kvbench.tune.situations import USUAL, Answer, Question, answer_situations, not_measured
 
 
 class Advice(NamedTuple):
@@ -80,15 +81,15 @@ class Advice(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What runs reply to a question: the advice, or why there is `none`, with the findings of a report where these
-    stand for a choice; that no GPU was involved, and the faults of whole runs.
+    """What runs reply to a question: the advice, that no GPU was involved, and the faults of whole runs; or why there
+    is `none`, and the findings of a report in its place.
     """
 
     advice: Advice | None
-    none: str
-    findings: Sequence[str]
     host_note: str
     warnings: Sequence[str]
+    none: str = ""
+    findings: Sequence[str] = ()
 
     def to_plain(self, *, costs: bool = False) -> dict[str, Any]:
         """The reply as JSON-compatible data; with `costs` what the rule loses, which takes as long as all else."""
@@ -96,7 +97,7 @@ class Reply(NamedTuple):
         return {"host_note": self.host_note, "warnings": self.warnings, **found}
 
 
-def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], bool]) -> Advice:
+def advise(runs: Sequence[Run], question: Question = USUAL, keep: Callable[[Choice], bool] = serves_all) -> Advice:
     """Answer by the methods that `keep` accepts; raises UsageError where there is nothing to choose from at all, and
     for runs of several machines.
     """
@@ -110,7 +111,7 @@ def advise(runs: Sequence[Run], question: Question, keep: Callable[[Choice], boo
     by_size = {
         size: answer_situations(replace(question, block_bytes=size), evidence, alone.rule, no_rule) for size in sizes
     }
-    models = answer_models(question, evidence.by_pause, alone.rule, answers)
+    models = answer_models(question, alone, answers)
     return Advice(evidence.origin, question, alone, answers, by_size, models)
 
 

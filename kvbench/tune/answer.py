@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
 from statistics import median
@@ -16,9 +16,9 @@ from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.installed import Engine, engines
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
-from kvbench.tune.candidates import Measured, may_take_sms
+from kvbench.tune.candidates import Measured, Pick, compare_methods, could_gain, may_take_sms, nearest_shape, pick
 from kvbench.tune.evidence import Evidence
-from kvbench.tune.rule import Pick, Rule, arms_of, compare_methods, costs_of, could_gain, nearest_shape, pick, rule_of
+from kvbench.tune.rule import Rule, costs_of, rule_of
 
 # The number of blocks of a small and of a large swap, of a block size near to that of models.
 SMALL: Final = 64
@@ -98,7 +98,7 @@ def answers_of(shapes: Sequence[Measured]) -> list[ShapeAnswer]:
 
 
 def _answer(measured: Measured) -> ShapeAnswer:
-    shape = arms_of(measured)
+    shape = measured.kept_arms
     chosen = pick([shape])
     replacements = (other for other in measured.arms if other != chosen.choice)
     compared = {other: compare_methods([shape], chosen.choice, other) for other in replacements}
@@ -157,7 +157,7 @@ def gains_of(rule: Rule, settings: Mapping[str, int]) -> list[Gain]:
             # Figures of two starts of kvbench differ by more than many gains.
             together = measured.in_rounds_of(method)
             measured_choice = together.standing_for(choice)
-            arms = arms_of(replace(together, arms=together.methods))
+            arms = replace(together, arms=together.methods).kept_arms
             compared = compare_methods([arms], measured_choice, method) if measured_choice else None
             if compared:
                 ratios.setdefault((over, measured.shape.kind), []).append(compared.ratio)
@@ -184,17 +184,14 @@ def taken(engine: Engine, measured: Measured, values: tuple[int, ...]) -> Choice
     return choice if choice.axes else measured.best_of(choice.backend) or choice
 
 
-# By engine and direction: what of an engine's code was measured in place of what it does by default.
+# By engine and direction: what of its code was measured in place of what it does by default, "" for that itself.
 StandIns = Mapping[tuple[str, Direction], str]
 
 
-def _stand_ins(rule: Rule) -> StandIns:
-    stand_ins: dict[tuple[str, Direction], str] = {}
-    for (name, engine), direction in product(engines().items(), Direction):
-        of_direction = (measured for measured in rule.shapes if measured.shape.direction == direction)
-        if not any(engine.default_choice(direction) in measured.methods for measured in of_direction):
-            stand_ins[name, direction] = engine.measured.get(direction, "")
-    return stand_ins
+def _stand_in(engine: Engine, direction: Direction, rule: Rule) -> str:
+    of_direction = (measured for measured in rule.shapes if measured.shape.direction == direction)
+    has_default = any(engine.default_choice(direction) in measured.methods for measured in of_direction)
+    return "" if has_default else engine.measured.get(direction, "")
 
 
 class RunLength(NamedTuple):
@@ -223,7 +220,7 @@ def _merged_in_runs(
     for (length, shapes), kind in product(shapes_by_length.items(), replaced):
         methods = {measured: measured.best_of(MERGED) for measured in shapes if measured.shape.kind == kind}
         merged = {measured: method for measured, method in methods.items() if method}
-        won = [measured for measured in merged if pick([arms_of(measured)]).alike[0].backend == MERGED]
+        won = [measured for measured in merged if pick([measured.kept_arms]).alike[0].backend == MERGED]
         if kind.direction not in shortest and won and len(won) >= _MOSTLY * len(merged):
             rates = [measured.gbps_of(merged[measured]) for measured in won]
             shortest[kind.direction] = RunLength(length, rates, with_sms)
@@ -232,18 +229,19 @@ def _merged_in_runs(
 
 @dataclass(frozen=True)
 class Alone:
-    """What to use for swaps with nothing beside them: the rule, the answer for each shape taken alone, what the rule
-    gains over batched copies and over engines with the `settings` that they had, what would change if blocks lay in
-    runs, and the backends of the rule whose copies the driver may make with SMs.
+    """What to use for swaps with nothing beside them: the rule, and the rules after pauses; the answer for each shape
+    taken alone, what the rule gains over batched copies and over engines with the `settings` that they had, what would
+    change if blocks lay in runs, and the backends of the rule whose copies the driver may make with SMs.
     """
 
     rule: Rule
-    shapes: Sequence[ShapeAnswer] = ()
-    settings: Mapping[str, int] = field(default_factory=dict)
-    gains: Sequence[Gain] = ()
-    stand_ins: StandIns = field(default_factory=dict)
-    merged_in_runs: Mapping[Direction, RunLength] = field(default_factory=dict)
-    may_take_sms: Sequence[str] = ()
+    after_pauses: Mapping[str, Rule]
+    shapes: Sequence[ShapeAnswer]
+    settings: Mapping[str, int]
+    gains: Sequence[Gain]
+    stand_ins: StandIns
+    merged_in_runs: Mapping[Direction, RunLength]
+    may_take_sms: Sequence[str]
 
     @cached_property
     def losses(self) -> Mapping[Measured, float]:
@@ -253,9 +251,15 @@ class Alone:
 
 def answer_alone(evidence: Evidence) -> Alone:
     """Answer for swaps alone by the shapes that were measured, if any."""
-    rule, origin = rule_of(evidence.shapes), evidence.origin
-    settings, cuda = origin.settings, origin.runs[0].cuda
+    rule, settings, cuda = rule_of(evidence.shapes), evidence.origin.settings, evidence.origin.runs[0].cuda
     choices = {part.choice for parts in rule.parts.values() for part in parts}
-    names = sorted({choice.backend for choice in choices if may_take_sms(choice, cuda)})
-    merged = _merged_in_runs(rule, evidence.in_runs, with_sms=may_take_sms(Choice(MERGED), cuda))
-    return Alone(rule, answers_of(rule.shapes), settings, gains_of(rule, settings), _stand_ins(rule), merged, names)
+    return Alone(
+        rule,
+        {pause: rule_of(shapes) for pause, shapes in evidence.by_pause.items()},
+        answers_of(rule.shapes),
+        settings,
+        gains_of(rule, settings),
+        {(engine.name, side): _stand_in(engine, side, rule) for engine, side in product(engines().values(), Direction)},
+        _merged_in_runs(rule, evidence.in_runs, with_sms=may_take_sms(Choice(MERGED), cuda)),
+        sorted({choice.backend for choice in choices if may_take_sms(choice, cuda)}),
+    )

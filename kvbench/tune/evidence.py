@@ -23,13 +23,13 @@ from kvbench.cells.pattern import AS_PATTERN, SHUFFLED
 from kvbench.cells.policy import WORKLOAD_AXES, Choice
 from kvbench.cells.units import parse_size, size_text
 from kvbench.ground.errors import UsageError
-from kvbench.ground.text import MAX_LINE, a_stream, printable, short
+from kvbench.ground.text import MAX_LINE, printable, short
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import Run, RunInfo, Visit
-from kvbench.results.outcomes import Cost, by_cell
+from kvbench.results.outcomes import Cost, Key, by_cell
 from kvbench.results.rundir import ceilings_of
 from kvbench.sweep.spec import SIDES
-from kvbench.tune.candidates import FRESH_FROM, RUN_STEP, Arm, Arms, Measured, MeasuredBeside, round_in, rounds_of
+from kvbench.tune.candidates import Arm, Measured, MeasuredBeside, round_in
 
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
@@ -137,6 +137,7 @@ def evidence_of(runs: Sequence[Run], keep: Callable[[Choice], bool], *, by_pause
 
     Raises UsageError where there is nothing to choose from at all, and for runs of several machines.
     """
+    origin = origin_of(runs)
     beside, other_layouts = (measured_beside(runs, keep, shuffled=shuffled) for shuffled in (True, False))
     shapes: Sequence[Measured] = ()
     no_shapes = ""
@@ -146,16 +147,19 @@ def evidence_of(runs: Sequence[Run], keep: Callable[[Choice], bool], *, by_pause
         if not beside:
             raise
         no_shapes = str(none)
-    # Runs without any cell have no origin; they were refused above.
-    origin = origin_of(runs)
-    of_shuffled = shapes and not origin.trace and origin.workload["pattern"] == str(SHUFFLED)
+    cells = {cell for run in runs for cell in run.outcomes}
+    lengths: dict[int, str] = {}
+    if shapes and not origin.trace and origin.workload["pattern"] == str(SHUFFLED):
+        patterns = {cell.pattern for cell in cells if cell.pattern.kind == "runs"}
+        lengths = {pattern.run: str(pattern) for pattern in sorted(patterns, key=lambda pattern: pattern.run)}
+    pauses = [str(AXES["pause"].show(us)) for us in sorted({cell.pause_us for cell in cells})] if by_pause else []
     return Evidence(
         origin,
         shapes,
         no_shapes,
         {cell.block_bytes for cell in candidate_cells(runs)},
-        _shapes_in_runs(runs) if of_shuffled else {},
-        _shapes_by_pause(runs, keep) if by_pause else {},
+        _shapes_by(runs, lambda _: True, "pattern", lengths),
+        _shapes_by(runs, keep, "pause", {pause: pause for pause in pauses}),
         beside,
         other_layouts,
     )
@@ -191,7 +195,8 @@ def workload_axes(runs: Sequence[Run]) -> dict[str, str]:
     """The pool, the reuse and the patterns of most of the swaps that a policy is based on."""
     # Swaps of a trace are not alone: all of their cells are of one workload.
     cells = one_workload(candidate_cells(runs)) or [*chain.from_iterable(run.outcomes for run in runs)]
-    return {axis: Counter(usual_text(cell, axis) for cell in cells).most_common(1)[0][0] for axis in WORKLOAD_AXES}
+    counts = {axis: Counter(usual_text(cell, axis) for cell in cells) for axis in WORKLOAD_AXES if cells}
+    return {axis: count.most_common(1)[0][0] for axis, count in counts.items()}
 
 
 def one_workload(cells: Iterable[Cell]) -> list[Cell]:
@@ -223,35 +228,28 @@ def usual_text(cell: Cell, axis: str) -> str:
     return str(cell.text(axis) or _USUAL.get(axis, ""))
 
 
-def shapes_of(
-    runs: Sequence[Run], keep: Callable[[Choice], bool], state: str | None = None, **only: str | None
-) -> list[Measured]:
+def shapes_of(runs: Sequence[Run], keep: Callable[[Choice], bool], **only: str) -> list[Measured]:
     """The measurements of every shape, or part of the swaps of a trace, by the methods that `keep` accepts.
 
     Raises UsageError where nothing is left to choose from.
     """
-    traced = all(run.trace for run in runs)
-    shapes = swaps_of_trace(runs) if traced else measured_in(runs, **only)
-    in_state = [measured.only(keep) for measured in shapes if state in (None, measured.shape.stream_state)]
-    allowed = [measured for measured in in_state if measured.arms]
+    shapes = swaps_of_trace(runs) if all(run.trace for run in runs) else measured_in(runs, **only)
+    allowed = [kept for kept in (measured.only(keep) for measured in shapes) if kept.arms]
     if not allowed:
-        stream = f" on {a_stream(state)}" if state else ""
-        limits = "with the allowed backends and SM counts"
-        raise UsageError(f"nothing to choose from: no swap was measured{stream} {limits}")
+        raise UsageError("nothing to choose from: no swap was measured with the allowed backends and SM counts")
     return allowed
 
 
-def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
+def measured_in(runs: Sequence[Run], **only: str) -> list[Measured]:
     """The measurements of every shape for which runs of one device have two backends or more.
 
     `only` takes the swaps with these values of axes alone, such as a pause. A failed cell is no candidate. Raises
     UsageError without any, and for runs of several devices.
     """
     card, _ = machine_of(runs)
-    wanted = {axis: value for axis, value in only.items() if value is not None}
 
     def is_wanted(cell: Cell) -> bool:
-        return all(usual_text(cell, axis) == value for axis, value in wanted.items())
+        return all(usual_text(cell, axis) == value for axis, value in only.items())
 
     workload = set(one_workload(filter(is_wanted, candidate_cells(runs))))
     arms, caller_us = _times_of(runs, workload)
@@ -264,7 +262,7 @@ def measured_in(runs: Sequence[Run], **only: str | None) -> list[Measured]:
         names = sorted({cell.backend for cell in workload} - {*NO_CHOICES})
         what = f"{names[0]} alone was measured" if len(names) == 1 else "no shape was measured with two backends"
         raise UsageError(f"nothing to choose from: {what}; measure more, such as -a backend=batched,sm")
-    return [_measured(shape, arms[shape], caller_us[shape], card) for shape in several]
+    return [Measured.of_visits(shape, arms[shape], caller_us[shape], card) for shape in several]
 
 
 _VisitTimes = dict[SwapShape, dict[Choice, dict[int, float]]]
@@ -286,35 +284,15 @@ def _times_of(runs: Sequence[Run], cells: Collection[Cell]) -> tuple[_VisitTimes
     return arms, caller_us
 
 
-def _measured(shape: SwapShape, arms: Arms, caller_us: Mapping[Choice, list[float]], card: str) -> Measured:
-    called = {choice: visits for choice, visits in arms.items() if choice.backend == COPIER}
-    methods = {choice: visits for choice, visits in arms.items() if choice.backend != COPIER}
-    chosen_by = rounds_of(methods, lambda number: number % RUN_STEP < FRESH_FROM)
-    fresh = rounds_of(methods, lambda number: number % RUN_STEP >= FRESH_FROM)
-    medians_us = {choice: median(times) for choice, times in caller_us.items()}
-    return Measured(shape, chosen_by, chosen_by, fresh, medians_us, called, card)
-
-
-def _shapes_in_runs(runs: Sequence[Run]) -> dict[int, list[Measured]]:
-    """The measurements of blocks in contiguous runs by the length of these, the shortest first; none of a length with
-    too few backends.
-    """
-    patterns = {cell.pattern for run in runs for cell in run.outcomes}
-    by_length: dict[int, list[Measured]] = {}
-    for pattern in sorted((pattern for pattern in patterns if pattern.kind == "runs"), key=lambda pattern: pattern.run):
+def _shapes_by(
+    runs: Sequence[Run], keep: Callable[[Choice], bool], axis: str, texts: Mapping[Key, str]
+) -> dict[Key, list[Measured]]:
+    """The measurements of every shape by the value of an axis; none of a value with too few backends."""
+    shapes: dict[Key, list[Measured]] = {}
+    for key, text in texts.items():
         with suppress(UsageError):
-            by_length[pattern.run] = measured_in(runs, pattern=str(pattern))
-    return by_length
-
-
-def _shapes_by_pause(runs: Sequence[Run], keep: Callable[[Choice], bool]) -> dict[str, list[Measured]]:
-    """The measurements of every shape by the pause before swaps; none after a pause with too few backends."""
-    by_pause: dict[str, list[Measured]] = {}
-    for us in sorted({cell.pause_us for run in runs for cell in run.outcomes}):
-        pause = str(AXES["pause"].show(us))
-        with suppress(UsageError):
-            by_pause[pause] = shapes_of(runs, keep, pause=pause)
-    return by_pause
+            shapes[key] = shapes_of(runs, keep, **{axis: text})
+    return shapes
 
 
 def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuffled: bool = True) -> MeasuredBeside:

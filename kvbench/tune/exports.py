@@ -18,9 +18,8 @@ from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
 from kvbench.results.outcomes import grouped
 from kvbench.tune.answer import taken
-from kvbench.tune.candidates import Arm, Measured
+from kvbench.tune.candidates import Arm, Measured, fastest
 from kvbench.tune.evidence import measured_beside, origin_of, shapes_of
-from kvbench.tune.rule import fastest
 from kvbench.tune.situations import Method
 
 _LEAST_SHAPES: Final = 10

@@ -21,7 +21,7 @@ from kvbench.ground.text import counted, range_text
 from kvbench.models.steps import BATCH
 from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import Advice, Reply
-from kvbench.tune.answer import LARGE, SMALL, Alone, RunLength, ShapeAnswer, StandIns, shipped_choice, typical_shapes
+from kvbench.tune.answer import LARGE, SMALL, Alone, ShapeAnswer, StandIns, shipped_choice, typical_shapes
 from kvbench.tune.candidates import Measured
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
 from kvbench.tune.rule import Rule, RulePart
@@ -346,8 +346,8 @@ def _times(states: Sequence[Measured], usual_size: str, alone: Alone, shipping: 
 
 
 def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list[str]:
-    """The lines about swaps alone: what is undecided, what the answer costs, and how engines compare; none where
-    nothing was measured.
+    """The lines about swaps alone: what is undecided, what the answer costs, how engines compare, and what would change
+    if the blocks lay in contiguous runs; none where nothing was measured.
 
     `listing` is the option that lists what is undecided. Costs take as long as all else.
     """
@@ -365,7 +365,13 @@ def answer_lines(alone: Alone, listing: str = "", *, costs: bool = True) -> list
             gains.setdefault(engine.title, []).append(f"{kind} {_times_as_fast_text(gain.ratios)}")
     parts = [f"{title} {', '.join(texts)}" for title, texts in sorted(gains.items())]
     lines += [f"Against engines' code, times as fast in the median: {'; '.join(parts)}"] if parts else []
-    return [*lines, *_in_runs(alone.merged_in_runs)]
+    if lengths := alone.merged_in_runs:
+        by_blocks = grouped(lengths, lambda direction: lengths[direction].blocks)
+        texts = ", ".join(f"{blocks} blocks ({', '.join(directions)})" for blocks, directions in by_blocks.items())
+        gbps = range_text([rate for length in lengths.values() for rate in length.gbps], two_digits)
+        sms = "" if any(length.may_take_sms for length in lengths.values()) else ", no SMs"
+        lines.append(f"In contiguous runs of at least {texts}: merged, {gbps} GB/s{sms}")
+    return lines
 
 
 def _undecided_text(alone: Alone, listing: str) -> str:
@@ -405,16 +411,6 @@ def _times_as_fast_text(ratios: Sequence[float]) -> str:
 
 def three_digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _in_runs(lengths: Mapping[Direction, RunLength]) -> Iterator[str]:
-    """Yield what would change if the blocks lay in contiguous runs, for an answer about shuffled blocks."""
-    if lengths:
-        by_blocks = grouped(lengths, lambda direction: lengths[direction].blocks)
-        texts = ", ".join(f"{blocks} blocks ({', '.join(directions)})" for blocks, directions in by_blocks.items())
-        gbps = range_text([rate for length in lengths.values() for rate in length.gbps], two_digits)
-        sms = "" if any(length.may_take_sms for length in lengths.values()) else ", no SMs"
-        yield f"In contiguous runs of at least {texts}: merged, {gbps} GB/s{sms}"
 
 
 def _shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Grid]:

@@ -14,8 +14,9 @@ from kvbench.cells.cell import SwapKind
 from kvbench.cells.policy import Choice
 from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
 from kvbench.results.outcomes import grouped
-from kvbench.tune.candidates import Measured
-from kvbench.tune.rule import Rule, nearest_shape, rule_of
+from kvbench.tune.answer import Alone
+from kvbench.tune.candidates import Measured, nearest_shape
+from kvbench.tune.rule import Rule
 from kvbench.tune.situations import Answer, Question
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
@@ -77,14 +78,13 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, (1000 * ms - self.us) / self.us_per_token)
 
 
-def _token_lines(question: Question, shapes_by_pause: Mapping[str, Sequence[Measured]]) -> Iterator[TokenLine]:
+def _token_lines(question: Question, after_pauses: Mapping[str, Rule]) -> Iterator[TokenLine]:
     """Yield a line for each model and each direction, stream state and pause with enough measured shapes.
 
     Loads are compared with the rate of prefill, unless it is 0.
     """
     models, prefill = _most_tokens(question.swaps), question.prefill_tokens_per_s
-    for pause, shapes in shapes_by_pause.items():
-        rule = rule_of(shapes)
+    for pause, rule in after_pauses.items():
         for groups, kind in product(models, rule.parts):
             if line := _line(rule, kind, groups, pause):
                 loads = prefill and kind.direction is Direction.H2D
@@ -118,7 +118,7 @@ class _GroupCurve(NamedTuple):
 
 def _curve_of(rule: Rule, kind: SwapKind, group: ModelSwap) -> _GroupCurve:
     """The curve of a group, from the measured block size that is nearest to that of the group."""
-    shapes = sorted(rule.shapes_of(kind), key=lambda measured: measured.shape)
+    shapes = sorted(rule.shapes_of[kind], key=lambda measured: measured.shape)
     size = nearest_shape(shapes, group.block_bytes, group.blocks).shape.block_bytes
     same_size = [measured for measured in shapes if measured.shape.block_bytes == size]
     return _GroupCurve(
@@ -233,11 +233,11 @@ def _loads(rule: Rule, swap: ModelSwap) -> Iterator[Load]:
     """Yield the swap of a model in every direction and stream state of a rule."""
     choices = rule.choices
     for kind in rule.parts:
-        nearest = nearest_shape(rule.shapes_of(kind), swap.block_bytes, swap.blocks)
+        nearest = nearest_shape(rule.shapes_of[kind], swap.block_bytes, swap.blocks)
         choice = choices[nearest]
         times_us = {
             measured: measured.caller_us.get(choices[measured], math.nan)
-            for measured in rule.shapes_of(kind)
+            for measured in rule.shapes_of[kind]
             if choices[measured].backend == choice.backend
         }
         yield Load(swap, nearest, choice, nearest.gbps_of(choice), _caller_us(times_us, swap))
@@ -293,18 +293,16 @@ class ModelAnswers(NamedTuple):
     stores: Answer | None
 
 
-def answer_models(
-    question: Question, shapes_by_pause: Mapping[str, Sequence[Measured]], rule: Rule, answers: Sequence[Answer]
-) -> ModelAnswers:
-    """Answer for the swaps of models that a question names, by the rule for swaps alone."""
+def answer_models(question: Question, alone: Alone, answers: Sequence[Answer]) -> ModelAnswers:
+    """Answer for the swaps of models that a question names, by the rules for swaps alone."""
     swaps = question.swaps
-    loads = [*chain.from_iterable(_loads(rule, swap) for swap in swaps)]
+    loads = [*chain.from_iterable(_loads(alone.rule, swap) for swap in swaps)]
     beside_decode = (Direction.D2H, Situation.DECODE)
     stores = (answer for answer in answers if (answer.direction, answer.situation) == beside_decode)
     prompts = [
         (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9) for groups in _most_tokens(swaps)
     ]
-    totals, lines = [*_totals(swaps, loads)], [*_token_lines(question, shapes_by_pause)]
+    totals, lines = [*_totals(swaps, loads)], [*_token_lines(question, alone.after_pauses)]
     return ModelAnswers(models_of(swaps), swaps, loads, totals, lines, prompts, next(stores, None))
 
 

@@ -8,179 +8,62 @@ copies, these are. Noise makes more methods alike, and so takes fewer SMs.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 from itertools import chain, groupby, pairwise
 from math import expm1, log
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, Final
 
-from kvbench.analysis.compare import (
-    MIN_PAIRS,
-    Comparison,
-    Verdict,
-    Visits,
-    compare_apart,
-    compare_over,
-    log_ratios,
-    mean_comparison,
-)
+from kvbench.analysis.compare import Verdict, compare_over, log_ratios
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.cell import SwapKind
-from kvbench.cells.facts import BATCHED, method_label
+from kvbench.cells.facts import method_label
 from kvbench.cells.policy import Choice
-from kvbench.tune.candidates import RUN_STEP, Arms, Measured, preference, rounds_of, typical
+from kvbench.tune.candidates import FOLDS, MEASURED, Arms, KeptArms, Measured, Pick, alike_sms, fastest, of_fold, pick
 
-# The share of the shapes at which a method must have been measured to serve for all of them.
-_MEASURED: Final = 0.7
 # The share of a kernel's shapes that must have several SM counts for one to be chosen.
 _SEVERAL_COUNTS: Final = 0.3
-# The shapes on each side of a split, and those at which an SM count was compared.
+# The shapes on each side of a split.
 _LEAST_SHAPES: Final = 2
-_FOLDS: Final = 6
 
 # The first and the last of some values, None where there is no end.
 Range = tuple[int | None, int | None]
 _EVERY: Final[Range] = (None, None)
 
 
-class KeptArms(dict[Choice, Visits]):
-    """The arms of a shape, and what many sets of shapes ask of it: `losses` and `ratios`, each computed once."""
-
-    def __init__(self, visits: Arms, measured: Measured) -> None:
-        super().__init__(visits)
-        self.measured = measured
-        self.ratios = cache(lambda base, other: log_ratios(self.get(base, {}), self.get(other, {})))
-        self.across_starts = cache(self._compare_across_starts)
-
-    def _compare_across_starts(self, base: Choice, other: Choice) -> Comparison:
-        """Compare two methods that no round has both of: each start of kvbench moves them by the spread of starts."""
-        between = max(map(self.measured.between, (base, other)))
-        return compare_apart([*self[base].values()], [*self[other].values()], TIED, between)
-
-    @cached_property
-    def losses(self) -> Mapping[Choice, float]:
-        """The log of the time of each method over that of the fastest."""
-        middles = {choice: log(typical(times.values())) for choice, times in self.items()}
-        least = min(middles.values())
-        return {choice: middle - least for choice, middle in middles.items()}
-
-
-def arms_of(measured: Measured) -> KeptArms:
-    """The arms of a shape taken alone."""
-    return KeptArms(measured.arms, measured)
-
-
-@dataclass(frozen=True)
-class Pick:
-    """The `choice` for some shapes, and the methods that cannot be told apart from the `best`, by preference."""
-
-    choice: Choice
-    best: Choice
-    alike: Sequence[Choice]
-    methods: Sequence[Choice]
-    shapes: Sequence[KeptArms]
-
-    @cached_property
-    def compared(self) -> Mapping[Choice, Comparison | None]:
-        """The choice against every other method, None where no shape was measured with both."""
-        others = (method for method in self.methods if method != self.choice)
-        return {other: compare_methods(self.shapes, self.choice, other) for other in others}
-
-    @property
-    def open(self) -> Sequence[Choice]:
-        """The other methods that could be faster than the choice by more than `TIED`, those never compared included."""
-        return [other for other, compared in self.compared.items() if compared is None or could_gain(compared)]
-
-
-def could_gain(compared: Comparison) -> bool:
-    """Whether another method could be faster than a choice by more than `TIED` in another run."""
-    return compared.low < 1 / (1 + TIED.fraction)
-
-
-def pick(shapes: Sequence[KeptArms], needed: Mapping[Choice, int] = MappingProxyType({})) -> Pick:
-    """Choose the method for swaps of all these shapes; `needed` has the SMs of methods whose choice does not say.
-
-    A method that lacks two visits or more for a verdict, while others have enough, was dropped by a search.
-    """
-    visits = Counter[Choice]()
-    for arms in shapes:
-        visits.update({choice: len(times) for choice, times in arms.items()})
-    raced = min(MIN_PAIRS, max(visits.values())) - 1
-    means = {choice: loss for choice, loss in _mean_losses(shapes).items() if visits[choice] >= raced}
-    prefer = partial(preference, needed=needed)
-    best = min(means, key=lambda choice: (means[choice], prefer(choice)))
-    alike = [choice for choice in sorted(means, key=prefer) if choice == best or _is_as_good(shapes, best, choice)]
-    chosen = alike[0]
-    batched = min((choice for choice in means if choice.backend == BATCHED), key=means.__getitem__, default=None)
-    if batched is not None:
-        # What replaces batched copies must be told apart from them.
-        faster = (choice for choice in alike if choice.backend != BATCHED and _is_slower(shapes, choice, batched))
-        chosen = next(faster, batched)
-    return Pick(chosen, best, alike, [*means], shapes)
-
-
-def _mean_losses(shapes: Sequence[KeptArms]) -> dict[Choice, float]:
-    """The mean loss of each method over the shapes that measured it, of those measured at enough of the shapes."""
-    counts = Counter(chain.from_iterable(shapes))
-    enough = min(_MEASURED * len(shapes), max(counts.values()))
-    frequent = [choice for choice, count in counts.items() if count >= enough]
-    return {choice: fmean(arms.losses[choice] for arms in shapes if choice in arms) for choice in frequent}
-
-
-def compare_methods(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> Comparison | None:
-    """Compare the times of `other` with those of `base` over the shapes that measured both; None without any.
-
-    Visits of a round alternate between methods, so they are a pair; so are blocks of samples that were taken in turn.
-    Where most shapes have both in different rounds alone, these are compared apart: nothing is equal that was not
-    compared.
-    """
-    common = [arms for arms in shapes if base in arms and other in arms]
-    if not common:
-        return None
-    pairs = [*filter(None, (arms.ratios(base, other) for arms in common))]
-    if 2 * len(pairs) >= len(common):
-        return compare_over(pairs, TIED)
-    # The mean weighs the shapes with pairs, which share one comparison, as much as the others.
-    in_turn = [compare_over(pairs, TIED)] * len(pairs) if pairs else []
-    apart = [arms.across_starts(base, other) for arms in common if not arms.ratios(base, other)]
-    return mean_comparison(in_turn + apart, TIED)
-
-
-def _is_as_good(shapes: Sequence[KeptArms], best: Choice, other: Choice) -> bool:
-    """Whether a method may lose nothing at all against the best, or loses no more than a margin.
-
-    That is `TIED`, and `KNEE` between SM counts of one method: beyond it, more SMs cost the work beside more than they
-    gain. Visits too few for an interval leave everything open, and the ratio says the most.
-    """
-    compared = compare_methods(shapes, best, other)
-    if compared is None:
-        return False
-    margin = KNEE if best.without_sms == other.without_sms else TIED
-    return compared.ratio <= 1 + margin.fraction or 0 < compared.low <= 1
-
-
-def _is_slower(shapes: Sequence[KeptArms], base: Choice, other: Choice) -> bool:
-    compared = compare_methods(shapes, base, other)
-    return compared is not None and compared.verdict is Verdict.SLOWER
-
-
 @dataclass(frozen=True, slots=True)
-class RulePart:
-    """What to use for some shapes of a kind: those with blocks of `sizes` bytes, and of them those with a number of
-    `blocks`; (None, None) for all.
+class _Need:
+    """The method for blocks of `sizes` bytes, and of them for a number of `blocks`; (None, None) for all.
 
     A kernel's choice without an SM count is that of its default rule: no shape was measured with several. `counts` are
-    the SM counts within `KNEE` of the best on average, or all of the default rule. `pick` has the methods that it was
-    compared with.
+    the SM counts within `KNEE` of the best on average, or all of the default rule.
     """
 
     choice: Choice
-    pick: Pick
-    shapes: Sequence[Measured]
     sizes: Range = _EVERY
     blocks: Range = _EVERY
     counts: Sequence[int] = ()
+
+    @property
+    def most_sms(self) -> int:
+        return self.choice.sms or max(self.counts, default=0)
+
+    def serves_size(self, block_bytes: int) -> bool:
+        return _within(self.sizes, block_bytes)
+
+    def serves(self, block_bytes: int, blocks: int) -> bool:
+        return _within(self.sizes, block_bytes) and _within(self.blocks, blocks)
+
+    def serves_shape(self, measured: Measured) -> bool:
+        return _serves(measured, self.sizes, self.blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePart(_Need):
+    """What to use for some `shapes` of a kind; `pick` has the methods that it was compared with."""
+
+    pick: Pick
+    shapes: Sequence[Measured]
 
     @property
     def label(self) -> str:
@@ -193,13 +76,6 @@ class RulePart:
     def with_figures(self) -> list[Measured]:
         """The shapes at which the choice was measured itself."""
         return [measured for measured in self.shapes if self.choice in measured.arms or not self.choice.sms]
-
-    def serves_size(self, block_bytes: int) -> bool:
-        return _within(self.sizes, block_bytes)
-
-    def serves(self, block_bytes: int, blocks: int) -> bool:
-        """Whether swaps of this shape are of this part."""
-        return _within(self.sizes, block_bytes) and _within(self.blocks, blocks)
 
     def to_plain(self) -> dict[str, Any]:
         return {
@@ -228,12 +104,13 @@ class Rule:
 
     parts: Mapping[SwapKind, Sequence[RulePart]]
 
-    def shapes_of(self, kind: SwapKind) -> list[Measured]:
-        return [*chain.from_iterable(part.shapes for part in self.parts[kind])]
+    @cached_property
+    def shapes_of(self) -> Mapping[SwapKind, Sequence[Measured]]:
+        return {kind: [*chain.from_iterable(part.shapes for part in parts)] for kind, parts in self.parts.items()}
 
     @property
     def shapes(self) -> list[Measured]:
-        return [*chain.from_iterable(map(self.shapes_of, self.parts))]
+        return [*chain.from_iterable(self.shapes_of.values())]
 
     @cached_property
     def choices(self) -> Mapping[Measured, Choice]:
@@ -253,15 +130,6 @@ class Rule:
         ]
 
 
-def nearest_shape(shapes: Iterable[Measured], block_bytes: int, blocks: int) -> Measured:
-    """The measured shape that is nearest in ratio: by block size, then by number of blocks."""
-
-    def distance(measured: Measured) -> tuple[float, float]:
-        return abs(log(measured.shape.block_bytes / block_bytes)), abs(log(measured.shape.blocks / blocks))
-
-    return min(shapes, key=distance)
-
-
 def rule_of(shapes: Sequence[Measured]) -> Rule:
     in_order = sorted(shapes, key=lambda measured: measured.shape)
     by_kind = groupby(in_order, key=lambda measured: measured.shape.kind)
@@ -278,10 +146,10 @@ def _parts(shapes: Mapping[Measured, Arms]) -> list[RulePart]:
     parts: list[RulePart] = []
     for picked, sizes in _picks(competing, most):
         in_sizes = [measured for measured in shapes if _serves(measured, sizes, _EVERY)]
-        needs = [need for need in kernels.get(picked.choice, ()) if any(map(need.serves, in_sizes))]
+        needs = [need for need in kernels.get(picked.choice, ()) if any(map(need.serves_shape, in_sizes))]
         for need in needs or [_Need(picked.choice)]:
-            served, both_sizes = [*filter(need.serves, in_sizes)], _overlap(sizes, need.sizes)
-            parts.append(RulePart(need.choice, picked, served, both_sizes, need.blocks, need.counts))
+            served, both_sizes = [*filter(need.serves_shape, in_sizes)], _overlap(sizes, need.sizes)
+            parts.append(RulePart(need.choice, both_sizes, need.blocks, need.counts, pick=picked, shapes=served))
     return parts
 
 
@@ -324,26 +192,6 @@ def _changes(shapes: _Competing, choice: Choice, single: Choice) -> Iterator[Seq
         yield pairs or [0.0] * max(1, len(arms.get(choice, ())))
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """The SMs that a kernel needs for blocks of some sizes, and some numbers of blocks; of a method without, none.
-
-    `counts` are those within `KNEE` of the best on average, or all of a default rule.
-    """
-
-    choice: Choice
-    sizes: Range = _EVERY
-    blocks: Range = _EVERY
-    counts: Sequence[int] = ()
-
-    @property
-    def most_sms(self) -> int:
-        return self.choice.sms or max(self.counts, default=0)
-
-    def serves(self, measured: Measured) -> bool:
-        return _serves(measured, self.sizes, self.blocks)
-
-
 def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
     """The fewest SMs that suffice for a kernel, by block size and number of blocks.
 
@@ -361,7 +209,7 @@ def _needed_sms(method: Choice, shapes: Mapping[Measured, Arms]) -> list[_Need]:
     usual, shapes_of_usual = choices.most_common(1)[0]
     if len(choices) == 1:
         return [_Need(usual)]
-    if len(several) < _SEVERAL_COUNTS * len(kernel) and shapes_of_usual < _MEASURED * len(kernel):
+    if len(several) < _SEVERAL_COUNTS * len(kernel) and shapes_of_usual < MEASURED * len(kernel):
         return [_Need(method, counts=sorted(choice.sms for choice in choices))]
     at_sizes: dict[int, set[Choice]] = {size: set() for size in _sizes(shapes)}
     for measured, arms in kernel.items():
@@ -394,17 +242,7 @@ def _by_blocks(shapes: _Competing) -> list[_Need]:
 
 
 def _fewest(shapes: _Competing) -> _Need:
-    """The fewest SMs that cannot be told apart from the best count, of those measured at two shapes or more.
-
-    One of them has the fewest blocks: a count that suffices for large swaps can be too few for small ones.
-    """
-    kernel = [*shapes.values()]
-    counts, means = Counter(chain.from_iterable(kernel)), _mean_losses(kernel)
-    at_fewest_blocks = shapes[min(shapes, key=lambda measured: measured.shape.blocks)]
-    best = min(means, key=lambda choice: (choice not in at_fewest_blocks, means[choice], choice.sms))
-    compared = [choice for choice in at_fewest_blocks if counts[choice] >= min(_LEAST_SHAPES, len(kernel))]
-    alike = [choice for choice in {best, *compared} if choice == best or _is_as_good(kernel, best, choice)]
-    alike.sort(key=lambda choice: choice.sms)
+    alike = alike_sms([*shapes.values()])
     return _Need(alike[0], counts=[choice.sms for choice in alike])
 
 
@@ -421,7 +259,7 @@ def _gain(shapes: _Competing, single: _Need, split: Sequence[_Need]) -> _Gain:
     changed: list[tuple[KeptArms, Choice]] = []
     for need in split:
         if need.choice != single.choice:
-            changed += [(arms, need.choice) for measured, arms in shapes.items() if need.serves(measured)]
+            changed += [(arms, need.choice) for measured, arms in shapes.items() if need.serves_shape(measured)]
     pairs = [*filter(None, (arms.ratios(choice, single.choice) for arms, choice in changed))]
     if not pairs:
         return _NOTHING
@@ -462,7 +300,7 @@ def _with_needed_sms(measured: Measured, arms: Arms, kernels: Mapping[Choice, Se
     methods = {choice: visits for choice, visits in arms.items() if choice.without_sms not in kernels}
     for method, needs in kernels.items():
         counts = sorted((choice for choice in arms if choice.without_sms == method), key=lambda choice: choice.sms)
-        needed = next((need.choice for need in needs if need.serves(measured)), method)
+        needed = next((need.choice for need in needs if need.serves_shape(measured)), method)
         if counts:
             fewer = [choice for choice in counts if choice.sms <= needed.sms]
             methods[method] = arms[fewer[-1] if fewer else counts[0]]
@@ -478,12 +316,12 @@ def costs_of(rule: Rule) -> dict[Measured, float]:
     """
     losses: dict[Measured, list[float]] = {}
     for kind in rule.parts:
-        shapes = rule.shapes_of(kind)
-        for fold in range(_FOLDS):
-            others = {measured: rounds_of(measured.arms, partial(_is_of_fold, fold, False)) for measured in shapes}
+        shapes = rule.shapes_of[kind]
+        for fold in range(FOLDS):
+            others = {measured: of_fold(measured.arms, fold, within=False) for measured in shapes}
             for part in _parts(others) if all(others.values()) else ():
                 for measured in part.shapes:
-                    judged = rounds_of(measured.arms, partial(_is_of_fold, fold, True))
+                    judged = of_fold(measured.arms, fold, within=True)
                     choice = measured.standing_for(part.choice) or rule.choices[measured]
                     losses.setdefault(measured, []).extend(_log_losses(judged, others[measured], choice))
     for measured in rule.shapes:
@@ -499,15 +337,7 @@ def _has_counts(arms: Arms) -> bool:
     return len({choice.without_sms for choice in arms}) < len(arms)
 
 
-def _is_of_fold(fold: int, within: bool, number: int) -> bool:
-    return (number % RUN_STEP % _FOLDS == fold) is within
-
-
 def _log_losses(judged: Arms, chosen_by: Arms, choice: Choice) -> list[float]:
     """The log ratios of the times of a choice to those of the fastest method by other rounds."""
     best = fastest(chosen_by)
     return log_ratios(judged.get(best, {}), judged.get(choice, {}))
-
-
-def fastest(arms: Arms) -> Choice:
-    return min(arms, key=lambda choice: typical(arms[choice].values()))

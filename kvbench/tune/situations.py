@@ -19,9 +19,9 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.results.outcomes import grouped, over_starts, slowdown_of
-from kvbench.tune.candidates import Arm, Measured, preference
+from kvbench.tune.candidates import Arm, Measured, nearest_shape, preference
 from kvbench.tune.evidence import Evidence
-from kvbench.tune.rule import Rule, RulePart, nearest_shape
+from kvbench.tune.rule import Rule, RulePart
 
 # Without --need, swaps in the background must move this share of the rate of large copies.
 _NEEDED_SHARE: Final = 0.1
@@ -51,6 +51,10 @@ class Question:
     situations: Sequence[Situation] = tuple(Situation)
     swaps: Sequence[ModelSwap] = ()
     prefill_tokens_per_s: float = 0
+
+
+# What a report asks.
+USUAL: Final = Question()
 
 
 class Method(NamedTuple):
@@ -197,15 +201,17 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
     kind = SwapKind(direction, StreamState.IDLE)
     if kind not in rule.parts:
         return Answer(direction, Situation.ALONE, question.block_bytes, none=no_rule)
-    shapes = rule.shapes_of(kind)
+    shapes = rule.shapes_of[kind]
     block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
-    parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
     same_size = [measured for measured in shapes if measured.shape.block_bytes == block_bytes]
     with_figures = {*chain.from_iterable(part.with_figures for part in rule.parts[kind])}
     large = nearest_shape([*filter(with_figures.__contains__, same_size)] or same_size, block_bytes, _BLOCKS)
     use = rule.choices[large]
     methods = sorted((_method_alone(large, choice) for choice in large.arms), key=lambda method: method.us)
     others = (method for method in methods if method.choice.without_sms != use.without_sms)
+    measured_there = dict.fromkeys(chain.from_iterable(measured.arms for measured in same_size))
+    compared_with = [choice for choice in measured_there if choice.without_sms != use.without_sms]
+    parts = [part for part in rule.parts[kind] if part.serves_size(block_bytes)]
     picked = next(part.pick for part in parts if part.serves(block_bytes, large.shape.blocks))
     return Answer(
         direction,
@@ -214,18 +220,12 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
         large.shape.blocks,
         _method_alone(large, use),
         parts=parts,
-        compared_with=_others(same_size, use),
+        compared_with=sorted(compared_with, key=preference),
         undecided=picked.open,
         otherwise=next(others, None),
         methods=methods,
         visits=len(large.visits_of(use)),
     )
-
-
-def _others(shapes: Sequence[Measured], use: Choice) -> list[Choice]:
-    """The other methods, with their SM counts, that were measured at some shapes."""
-    choices = dict.fromkeys(chain.from_iterable(measured.arms for measured in shapes))
-    return sorted((choice for choice in choices if choice.without_sms != use.without_sms), key=preference)
 
 
 def _method_alone(measured: Measured, choice: Choice) -> Method:

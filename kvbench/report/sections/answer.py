@@ -5,7 +5,6 @@ from functools import partial
 from itertools import chain
 from typing import Final
 
-from kvbench.cells.installed import of_engine
 from kvbench.ground.errors import UsageError
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
 from kvbench.report.numbers import bytes_size, count
@@ -24,7 +23,6 @@ from kvbench.report.view import View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune import page
 from kvbench.tune.advice import Advice, advise
-from kvbench.tune.situations import Question
 
 _MOST: Final = 64  # cells: a longer table is read in summary.csv
 _HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s", "Thread us")
@@ -37,7 +35,7 @@ def make(view: View) -> PartOrReason:
         return ""
     runs = [run.run for run in views]
     try:
-        return partial(_part, views, advise(runs, Question(), lambda choice: not of_engine(choice.backend)))
+        return partial(_part, views, advise(runs))
     except UsageError as none:
         return str(none)
 

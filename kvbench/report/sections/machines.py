@@ -25,7 +25,6 @@ from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.evidence import dates_text, shapes_of
 from kvbench.tune.page import situation_text, use_of
-from kvbench.tune.situations import Question
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = tuple(
@@ -126,10 +125,10 @@ def _swaps(runs: Sequence[View]) -> dict[SwapShape, MachineFigures]:
     foreign: dict[SwapShape, dict[str, tuple[ShapeAnswer, Choice]]] = {}
     for view in sorted(runs, key=lambda view: -sum(cell.backend not in others for cell in view.run.outcomes)):
         try:
-            answers = answers_of(shapes_of([view.run], lambda choice: choice.backend not in others, state="idle"))
+            shapes = shapes_of([view.run], lambda choice: choice.backend not in others)
         except UsageError:
             continue
-        for answer in answers:
+        for answer in answers_of([swaps for swaps in shapes if swaps.shape.stream_state is StreamState.IDLE]):
             shape = answer.measured.shape
             shipped = foreign.setdefault(shape, {})
             # as its package ships it, where that was measured
@@ -192,7 +191,7 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[MachineFigures], ceilings: Sequ
 def _recommended(runs: Sequence[View]) -> dict[str, str]:
     """What to use for swaps of the usual blocks, by direction and situation, where that was measured."""
     try:
-        advice = advise([view.run for view in runs], Question(), lambda choice: not of_engine(choice.backend))
+        advice = advise([view.run for view in runs])
     except UsageError:
         return {}
     return {situation_text(answer): use_of(answer) for answer in advice.answers if answer.use}

@@ -26,9 +26,8 @@ from kvbench.cells.policy import SERVING, Choice, Policy, Table, load_policy
 from kvbench.engine.device import DIRECTIONS, BatchOptions, CopyWay, Device, SwapMemory, open_device
 from kvbench.ground.text import convert
 from kvbench.results import Control, Note, Visit, load_run
-from kvbench.tune.candidates import Measured
+from kvbench.tune.candidates import Measured, fastest
 from kvbench.tune.evidence import shapes_of
-from kvbench.tune.rule import fastest
 from tests.command import BRIEF, records, refused, succeeds, swept, tiny
 from tests.data.freeze import FOLDER as FROZEN
 from tests.strategies import H200

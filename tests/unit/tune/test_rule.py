@@ -23,11 +23,11 @@ from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Record, Run
 from kvbench.tune.answer import ShapeAnswer, answers_of, typical_shapes
-from kvbench.tune.candidates import Measured, typical
+from kvbench.tune.candidates import KeptArms, Measured, pick, typical
 from kvbench.tune.evidence import shapes_of
 from kvbench.tune.page import rows_of, state_table
 from kvbench.tune.planner import Hit, TokenLine
-from kvbench.tune.rule import KeptArms, Rule, costs_of, pick, rule_of
+from kvbench.tune.rule import Rule, costs_of, rule_of
 from kvbench.tune.situations import Question
 from tests import synthetic
 from tests.answers import advice_of, summary
