@@ -746,6 +746,19 @@ def test_the_note_of_access_order_gives_the_worst_resolution_too() -> None:
     assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
+SHARED = replace(IN_RUNS, block_bytes=4 * KIB, memory="shared", pool_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("section", "base", "other"),
+    [("locality", HOT, FAR), ("registrations", SHARED, replace(SHARED, memory="slots-256KiBx2")),
+     ("devices", SHORT_HOT, replace(SHORT_HOT, devices=2))],
+)  # fmt: skip
+def test_a_loss_that_the_visits_do_not_tell_is_neither_said_nor_denied(section: str, base: Cell, other: Cell) -> None:
+    visits = synthetic.timed([base, other], lambda cell, at: 130.0 if cell == other and at % 2 else 100.0)
+    assert highlights_of(made_report(visits), section) == []
+
+
 def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scattered_blocks_are_slower() -> None:
     visits = of([Cell("batched", Direction.H2D, 64, 4 * KIB)], lambda _: 10.0)
     runs = [
@@ -1014,7 +1027,7 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations() -> None:
 
 
 def test_engines_of_another_run_stand_beside_the_run_of_most_methods() -> None:
-    engines = [replace(SM, backend="vllm_triton", sms=sms) for sms in (None, 8, 16)]
+    engines = [replace(SM, backend="vllm_triton", sms=sms) for sms in (None, 8, 16, 32)]
     of_engines = [visit for engine in engines for visit in synthetic.beside(engine, 1.3, 25.0)]
     runs = [
         run_of(visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
@@ -1026,10 +1039,11 @@ def test_engines_of_another_run_stand_beside_the_run_of_most_methods() -> None:
         assert other.startswith("vllm_triton: kvbench sweep beside-engines")
     assert [lines_of(row)[1:3] for row in part.tables[0].rows] == [
         ["vllm_triton", ""], ["sm", "1"], ["sm", "2"], ["sm", "4"], ["vllm_triton", "8"], ["vllm_triton", "16"],
+        ["vllm_triton", "32"],
     ]  # fmt: skip
     (panel,) = part.charts[0].plot.panels
     labels = {line.label: line.notes for line in panel.lines}
-    assert labels["vllm_triton by SM count"] == ["8 SMs", "16 SMs"]
+    assert labels["vllm_triton by SM count"] == ["8 SMs", "16 SMs", "32 SMs"]
     assert labels["vllm_triton"] == []  # as shipped: a point
 
 

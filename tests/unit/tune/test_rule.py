@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import pytest
@@ -326,12 +325,9 @@ def test_of_equal_methods_the_one_with_the_fewest_sms_is_taken_before_the_simple
 
 def test_of_too_few_visits_for_an_interval_the_faster_method_is_taken() -> None:
     """They leave everything open, and the simpler of two kernels could be twice as slow."""
-    sm, triton = Choice("sm", (("sms", "4"),)), Choice("triton", (("sms", "4"),))
-    arms = {sm: dict.fromkeys(range(3), 2.0), triton: dict.fromkeys(range(3), 1.0)}
-    measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms)
-    made = pick([KeptArms(arms, measured)])
-    assert made.choice == triton
-    assert made.open == [sm], "and it is not decided"
+    made = pick([arms_with(sm=(3, 2.0), triton=(3, 1.0))])
+    assert made.choice.backend == "triton"
+    assert [other.backend for other in made.open] == ["sm"], "and it is not decided"
 
 
 def test_the_time_of_the_thread_is_the_median_of_the_runs(tmp_path: Path) -> None:
@@ -344,31 +340,23 @@ def test_the_time_of_the_thread_is_the_median_of_the_runs(tmp_path: Path) -> Non
     assert {*measured.caller_us.values()} == {20.0}
 
 
-ALL: Final = (None, 1, 2, 4)
-WITHOUT_TWO: Final = (None, 1, 4)
-
-
 @pytest.mark.parametrize(
     ("shapes", "typical"),
     [
         # Of 64 blocks of 32 KiB: three times the blocks are nearer than half the block size.
-        ([(64, 16, ALL), (192, 32, ALL), (1024, 16, ALL), (1200, 32, ALL)], [(192, 32), (1200, 32)]),
+        ([(64, 16), (192, 32), (1024, 16), (1200, 32)], [(192, 32), (1200, 32)]),
         # The large swap has the block size of the small one.
-        ([(64, 16, ALL), (1024, 16, ALL), (4096, 32, ALL)], [(64, 16), (1024, 16)]),
-        # Where the choice, two SMs, was measured, as it was at the fewest blocks.
-        ([(16, 32, ALL), (64, 32, WITHOUT_TWO), (80, 32, ALL), (1024, 32, ALL)], [(80, 32), (1024, 32)]),
+        ([(64, 16), (1024, 16), (4096, 32)], [(64, 16), (1024, 16)]),
+        # Where the choice, two SMs, was measured: not at 64 blocks of 32 KiB, but at fewer.
+        ([(16, 32), (64, 32), (80, 32), (1024, 32)], [(80, 32), (1024, 32)]),
     ],
 )
 def test_a_small_and_a_large_swap_of_usual_blocks_stand_for_a_kind(
-    tmp_path: Path, shapes: Sequence[tuple[int, int, Sequence[int | None]]], typical: Sequence[tuple[int, int]]
+    tmp_path: Path, shapes: Sequence[tuple[int, int]], typical: Sequence[tuple[int, int]]
 ) -> None:
     one_shape = [cell for cell in cells() if (cell.blocks, cell.block_bytes) == (16, KIB)]
-    made = [
-        replace(cell, blocks=blocks, block_bytes=kib * KIB)
-        for blocks, kib, counts in shapes
-        for cell in one_shape
-        if cell.sms in counts
-    ]
+    every = [replace(cell, blocks=blocks, block_bytes=kib * KIB) for blocks, kib in shapes for cell in one_shape]
+    made = [cell for cell in every if (cell.blocks, cell.block_bytes, cell.sms) != (64, 32 * KIB, 2)]
     rule = rule_at(tmp_path, lambda cell: min(50.0, 25.0 * cell.sms) if cell.sms else 5.0, made)
     (kind,) = rule.parts
     stand = [(measured.shape.blocks, measured.shape.block_bytes // KIB) for measured in typical_shapes(rule, kind)]

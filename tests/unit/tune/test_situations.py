@@ -76,12 +76,8 @@ def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:
 def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequence[Cell] = ()) -> Run:
     visits = [beside(in_engine(cell, neighbour), *figures) for cell, figures in STORES.items()]
     # Better than all, and no choice: the stream gives way, another GPU swaps too, layers arrive one by one, or none.
-    apart: Sequence[dict[str, Any]] = (
-        {"priority": Priority.LOW},
-        {"devices": 2},
-        {"sequence": "layers-4"},
-        {"backend": "empty", "sms": None},
-    )
+    apart: list[dict[str, Any]] = [{"priority": Priority.LOW}, {"devices": 2}, {"sequence": "layers-4"}]
+    apart.append({"backend": "empty", "sms": None})
     visits += [beside(replace(in_engine(sm(3), neighbour), **changes), 1.0, 50.0, 0.1) for changes in apart]
     return run_of(folder, *visits, alone=alone)
 
