@@ -449,6 +449,8 @@ def test_lines_of_which_the_same_is_true_share_a_sentence(*, exception: bool) ->
     sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "runs")]
     every = "h2d on an idle stream, 1 504 x 4 KiB, 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
     assert sentences == [every] if not exception else len(sentences) == 2
+    alone = of([cell for cell in cells if cell.backend == "sm"], rate)
+    assert highlights_of(made_report(alone), "runs") == [], "of one backend, none is the fastest"
 
 
 @pytest.mark.parametrize(
@@ -895,6 +897,8 @@ def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_
     assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
     assert plain(panel.divided[1] if panel.divided else "") == edge
     assert words in lines_of(part.tables[0].rows[-1])
+    signs = [{text[0] for text in lines_of(row) if text[:1] in ("=", "?")} for row in part.tables[0].rows]
+    assert max(map(len, signs)) <= 1, "what is undecided is so for the first of a row too"
 
 
 def test_a_table_has_the_value_of_an_axis_that_was_measured_not_the_one_of_more_skipped_cells() -> None:
