@@ -53,7 +53,6 @@ def test_what_was_not_settled_is_named_and_what_cannot_be_slower_is_not() -> Non
     [
         ({}, "by pairs +10.0% (95%: +5.0 to +15.0%), margin 3%"),
         ({"effect": Estimate()}, "margin 3%"),
-        ({"effect": Estimate(1.1, pairs=5)}, "by pairs +10.0%, margin 3%"),
         ({"effect": Estimate(2.9, 0.95, 3.5, pairs=8)}, "by pairs +190.0% (95%: -5.0% to 3.5x), margin 3%"),
         ({"upper": Estimate(1.2, 1.0, 1.3, pairs=8)},
          "by pairs +10.0% (95%: +5.0 to +15.0%), margin 3%; upper half +20.0% (95%: +0.0 to +30.0%)"),

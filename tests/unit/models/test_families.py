@@ -75,6 +75,8 @@ def test_states_have_a_block_for_each_layer_and_sequence() -> None:
     attention, states = model.swaps(tp=2, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
     assert (attention.tensors, attention.block_bytes) == ((Tensors(4, 4),), LAYER // 4 * 16)
     assert (states.tensors, states.block_bytes) == ((Tensors(6, 1),), state // 2)
+    with pytest.raises(UsageError, match="2 parts of the states of m cannot be distributed over 4 ranks"):
+        model.swaps(tp=4, tokens=64, block_tokens=16, layout=KvLayout.PER_LAYER)
 
 
 def test_a_chunk_is_kept_until_the_next_begins() -> None:

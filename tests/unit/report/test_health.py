@@ -203,8 +203,7 @@ def test_a_file_that_is_not_of_the_doctor_is_refused_by_name(tmp_path: Path, tex
 
 
 def test_figures_are_the_medians_of_the_runs_that_have_them_and_of_no_run_none() -> None:
-    runs = [run_of([]), *(made(copies=rate) for rate in (50.0, 51.0, 55.0))]
-    several = reached_by(runs)
+    several = reached_by([run_of([]), *(made(copies=rate) for rate in (50.0, 51.0, 55.0))])
     assert (several.link, several.h2d_gbps, several.cpu_up_to_bytes) == ("PCIe 5 x16", pytest.approx(51), 24 * KIB)
     reached = reached_by([run_of([])])
     assert (reached.h2d_gbps, reached.h2d_blocks_per_s, reached.cpu_up_to_bytes) == (None, None, None)

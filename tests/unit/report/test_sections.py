@@ -829,7 +829,10 @@ def test_the_first_page_says_when_no_backend_certainly_hides_the_loads() -> None
 def test_a_model_is_shown_with_its_groups_and_also_where_its_swap_was_measured_in_one_state_alone() -> None:
     swaps = swaps_of("gemma-4-31b", "llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if cell.blocks != swaps[-1].blocks or cell.stream_state == "busy"]
-    table = table_of(part_of(made_report(of(cells, rate_of), about(swaps)), "models"), "h2d, busy stream: per_block")
+    part = part_of(made_report(of(cells, rate_of), about(swaps)), "models")
+    assert len(part.findings) == 1, "of the first state alone"
+    assert not any("ms per swap" in table.title for table in part.tables), "of two backends, which are held together"
+    table = table_of(part, "h2d, busy stream: per_block")
     assert "gemma-4-31b: 50 layers with a window of 1024 tokens" in str(lines_of(table.notes))
     on_idle = {plain(row[0]).partition(",")[0]: plain(row[-1]) for row in table.rows}
     assert (on_idle["gemma-4-31b"], on_idle["llama-3-8b"]) == (f"{TIMES}2.00 (copy engine)", "")

@@ -275,9 +275,7 @@ def test_a_limit_above_what_is_free_does_not_make_it_free() -> None:
 @pytest.mark.parametrize(
     ("device", "limits"), [(H200, Limits(4 * GIB)), (H200, Limits(None, 4 * GIB)), (ONE_MEMORY, Limits())]
 )
-def test_a_default_pool_leaves_room_for_lists_of_blocks_and_for_the_other_side(
-    device: DeviceFacts, limits: Limits
-) -> None:
+def test_a_default_pool_leaves_room_for_lists_and_the_other_side(device: DeviceFacts, limits: Limits) -> None:
     plan = plan_of(device, limits=limits, backend="per_block", direction="h2d", blocks="32", block_size="4KiB")
     assert ({cell.pool_bytes for cell in plan.cells}, plan.skipped) == ({2 * GIB}, ())
 
@@ -291,6 +289,8 @@ def test_several_devices_share_the_memory_of_their_host() -> None:
     assert reason.endswith("of pinned memory; the limit is 4.0 GiB (--host-memory, shared by 2 devices)")
     limited = structs.replace(spec, device="cuda:0,cuda:1", limits=Limits(device_bytes=8 * GIB))
     assert expand(limited, H200, H200_BACKENDS).cells  # each device has its own memory
+    some = expand(structs.replace(spec.with_axes({"devices": "2"}), device="cuda:0,cuda:1,cuda:2"), H200, H200_BACKENDS)
+    assert reasons(some) == ["devices=2 requires --device to name 2 devices"]
 
 
 def test_huge_pages_that_are_not_free_are_refused_with_those_that_are() -> None:
@@ -490,7 +490,7 @@ def test_cells_that_differ_in_an_axis_in_turn_share_their_visits() -> None:
 
 @pytest.mark.parametrize(
     "alone",
-    [{"reuse": "same"}, {"pool": "dense"}, {"neighbour": "idle"}, {"opposite": "on"},
+    [{"reuse": "same", "pool": "1GiB"}, {"pool": "dense"}, {"neighbour": "idle"}, {"opposite": "on"},
      {"sequence": "layers-2"}, {"blocks": "40000", "pool": "256MiB"}],  # without room for blocks of another arm
 )  # fmt: skip
 def test_cells_that_need_the_pool_or_the_device_for_themselves_are_visited_alone(alone: dict[str, str]) -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -76,9 +75,10 @@ def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:
 def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequence[Cell] = ()) -> Run:
     visits = [beside(in_engine(cell, neighbour), *figures) for cell, figures in STORES.items()]
     # Better than all, and no choice: the stream gives way, another GPU swaps too, layers arrive one by one, or none.
-    apart: list[dict[str, Any]] = [{"priority": Priority.LOW}, {"devices": 2}, {"sequence": "layers-4"}]
-    apart.append({"backend": "empty", "sms": None})
-    visits += [beside(replace(in_engine(sm(3), neighbour), **changes), 1.0, 50.0, 0.1) for changes in apart]
+    apart = [replace(sm(3), priority=Priority.LOW), replace(sm(3), devices=2), replace(sm(3), sequence="layers-4")]
+    visits += [
+        beside(in_engine(cell, neighbour), 1.0, 50.0, 0.1) for cell in [*apart, replace(COPIES, backend="empty")]
+    ]
     return run_of(folder, *visits, alone=alone)
 
 
