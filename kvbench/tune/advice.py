@@ -107,7 +107,7 @@ def advise(runs: Sequence[Run], question: Question = USUAL, keep: Callable[[Choi
         # Runs with another question, such as how deep a queue is, swap by one method too, but blocks of other sizes.
         no_rule = evidence.no_shapes.partition(";")[0]
     answers = answer_situations(question, evidence, alone.rule, no_rule)
-    sizes = sorted({arm.cell.block_bytes for arms in evidence.beside.values() for arm in arms})
+    sizes = sorted({*chain.from_iterable(evidence.beside.values())})
     by_size = {
         size: answer_situations(replace(question, block_bytes=size), evidence, alone.rule, no_rule) for size in sizes
     }

@@ -46,6 +46,9 @@ _LEAST_SHAPES: Final = 2
 # The parts of the rounds that are judged in turn.
 FOLDS: Final = 6
 
+# The number of blocks of a large swap, as beside a step.
+LARGE_SWAP: Final = 4096
+
 # The times of the methods for swaps of one shape.
 Arms = Mapping[Choice, Visits]
 
@@ -153,6 +156,15 @@ class Arm(NamedTuple):
 
 # What was measured beside steps, by direction and situation.
 MeasuredBeside = Mapping[tuple[Direction, Situation], Sequence[Arm]]
+
+
+def arms_by_size(arms: Sequence[Arm]) -> dict[int, list[Arm]]:
+    """The arms of each block size, each choice by its swap that is nearest to a large one."""
+    nearest: dict[int, dict[Choice, Arm]] = {arm.cell.block_bytes: {} for arm in arms}
+    # The farthest first, so that the last of a choice, which stays, is the nearest to a large swap.
+    for arm in sorted(arms, key=lambda arm: -abs(log(arm.cell.blocks / LARGE_SWAP))):
+        nearest[arm.cell.block_bytes][arm.choice] = arm
+    return {size: sorted(by.values(), key=lambda arm: preference(arm.choice)) for size, by in nearest.items()}
 
 
 def round_in(run: int, round_: int) -> int:

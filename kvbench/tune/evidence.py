@@ -29,7 +29,7 @@ from kvbench.results import Run, RunInfo, Visit
 from kvbench.results.outcomes import Cost, Key, by_cell
 from kvbench.results.rundir import ceilings_of
 from kvbench.sweep.spec import SIDES
-from kvbench.tune.candidates import Arm, Measured, MeasuredBeside, round_in
+from kvbench.tune.candidates import Arm, Measured, MeasuredBeside, arms_by_size, round_in
 
 # Cells with a smaller share than this do not define the workload of a run.
 _FEW: Final = 1 / 3
@@ -115,21 +115,24 @@ class Origin(NamedTuple):
         return f"{blocks}, {'tight C++ loop' if pause == '0' else f'after {pause} of other work each'}"
 
 
+# By direction and situation, then by block size.
+BesideBySize = Mapping[tuple[Direction, Situation], Mapping[int, Sequence[Arm]]]
+
+
 class Evidence(NamedTuple):
-    """What an answer rests on, by the methods that may be used: the `shapes` of swaps alone, or why there are none
-    (`no_shapes`), with the block sizes that swaps alone had; the shapes of blocks in contiguous runs, by the length of
-    these, and of swaps by the pause before them; and what was measured `beside` steps, of shuffled blocks and of
-    others.
+    """What an answer rests on, by the methods that may be used: what was measured `beside` steps, of shuffled blocks
+    and in other layouts; the `shapes` of swaps alone, or why there are none (`no_shapes`), with the block sizes of
+    these swaps; the shapes of blocks in contiguous runs, by their length, and of swaps by the pause before them.
     """
 
     origin: Origin
+    beside: BesideBySize
+    other_layouts: BesideBySize
     shapes: Sequence[Measured]
     no_shapes: str
     sizes_alone: Collection[int]
     in_runs: Mapping[int, Sequence[Measured]]
     by_pause: Mapping[str, Sequence[Measured]]
-    beside: MeasuredBeside
-    other_layouts: MeasuredBeside
 
 
 def evidence_of(runs: Sequence[Run], keep: Callable[[Choice], bool], *, by_pause: bool = False) -> Evidence:
@@ -155,13 +158,13 @@ def evidence_of(runs: Sequence[Run], keep: Callable[[Choice], bool], *, by_pause
     pauses = [str(AXES["pause"].show(us)) for us in sorted({cell.pause_us for cell in cells})] if by_pause else []
     return Evidence(
         origin,
+        {key: arms_by_size(arms) for key, arms in beside.items()},
+        {key: arms_by_size(arms) for key, arms in other_layouts.items()},
         shapes,
         no_shapes,
         {cell.block_bytes for cell in candidate_cells(runs)},
         _shapes_by(runs, lambda _: True, "pattern", lengths),
         _shapes_by(runs, keep, "pause", {pause: pause for pause in pauses}),
-        beside,
-        other_layouts,
     )
 
 

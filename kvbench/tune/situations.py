@@ -19,7 +19,7 @@ from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.models.geometry import ModelSwap
 from kvbench.results.outcomes import grouped, over_starts, slowdown_of
-from kvbench.tune.candidates import Arm, Measured, nearest_shape, preference
+from kvbench.tune.candidates import LARGE_SWAP, Arm, Measured, nearest_shape, preference
 from kvbench.tune.evidence import Evidence
 from kvbench.tune.rule import Rule, RulePart
 
@@ -27,8 +27,6 @@ from kvbench.tune.rule import Rule, RulePart
 _NEEDED_SHARE: Final = 0.1
 # A step that takes no longer than this is hardly slowed.
 GENTLE: Final = 0.1
-# The number of blocks of a large swap, as beside a step.
-_BLOCKS: Final = 4096
 # The config that measures a situation.
 _CONFIGS: Final = {Situation.ALONE: "engine", Situation.DECODE: "beside", Situation.PREFILL: "beside"}
 
@@ -176,7 +174,7 @@ def answer_situations(question: Question, evidence: Evidence, rule: Rule, no_rul
 
 def _beside(question: Question, direction: Direction, situation: Situation, evidence: Evidence) -> Answer:
     measured, others = (
-        arms_of_size(arms.get((direction, situation), ()), question.block_bytes)
+        _of_nearest_size(arms.get((direction, situation), {}), question.block_bytes)
         for arms in (evidence.beside, evidence.other_layouts)
     )
     answer = Answer(direction, situation, question.block_bytes, none=not_measured(situation))
@@ -202,10 +200,10 @@ def _alone(question: Question, direction: Direction, rule: Rule, no_rule: str) -
     if kind not in rule.parts:
         return Answer(direction, Situation.ALONE, question.block_bytes, none=no_rule)
     shapes = rule.shapes_of[kind]
-    block_bytes = nearest_shape(shapes, question.block_bytes, _BLOCKS).shape.block_bytes
+    block_bytes = nearest_shape(shapes, question.block_bytes, LARGE_SWAP).shape.block_bytes
     same_size = [measured for measured in shapes if measured.shape.block_bytes == block_bytes]
     with_figures = {*chain.from_iterable(part.with_figures for part in rule.parts[kind])}
-    large = nearest_shape([*filter(with_figures.__contains__, same_size)] or same_size, block_bytes, _BLOCKS)
+    large = nearest_shape([*filter(with_figures.__contains__, same_size)] or same_size, block_bytes, LARGE_SWAP)
     use = rule.choices[large]
     methods = sorted((_method_alone(large, choice) for choice in large.arms), key=lambda method: method.us)
     others = (method for method in methods if method.choice.without_sms != use.without_sms)
@@ -234,17 +232,9 @@ def _method_alone(measured: Measured, choice: Choice) -> Method:
     return Method(choice, measured.gbps_of(choice), measured.us_of(choice), thread_ms / swap_gb)
 
 
-def arms_of_size(arms: Sequence[Arm], block_bytes: int) -> list[Arm]:
-    """The arms of the nearest block size, each choice by its swap that is nearest to a large one."""
-    if not arms:
-        return []
-    size = min((arm.cell.block_bytes for arm in arms), key=lambda measured: abs(math.log(measured / block_bytes)))
-    nearest: dict[Choice, Arm] = {}
-    # The farthest first, so that the last of a choice, which stays, is the nearest to a large swap.
-    for arm in sorted(arms, key=lambda arm: -abs(math.log(arm.cell.blocks / _BLOCKS))):
-        if arm.cell.block_bytes == size:
-            nearest[arm.choice] = arm
-    return sorted(nearest.values(), key=lambda arm: preference(arm.choice))
+def _of_nearest_size(arms: Mapping[int, Sequence[Arm]], block_bytes: int) -> Sequence[Arm]:
+    size = min(arms, key=lambda measured: abs(math.log(measured / block_bytes)), default=0)
+    return arms.get(size, ())
 
 
 def _choose_beside(
