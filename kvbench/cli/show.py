@@ -193,8 +193,8 @@ def show(
     if is_plain and len(machines) > 1:
         _show_machines(loaded, question, output)
     elif as_json or not _print_gathers(loaded, swaps):
-        answer = _answer_or_findings(loaded, question, output) if is_plain else _answer(loaded, question, may, output)
-        _print_reply(answer, output)
+        reply = _reply_or_findings(loaded, question, output) if is_plain else _reply(loaded, question, may, output)
+        _print_reply(reply, output)
 
 
 class Output(NamedTuple):
@@ -220,11 +220,11 @@ def show_answer(runs: "Sequence[Run]", question: "Question", may: Allowed, outpu
 
     Raises UsageError where there is nothing to choose from or to write.
     """
-    reply = _answer(runs, question, may, output)
+    reply = _reply(runs, question, may, output)
     _print_reply(reply, output)
 
 
-def _answer(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output) -> "Reply":
+def _reply(runs: "Sequence[Run]", question: "Question", may: Allowed, output: Output) -> "Reply":
     """Answer by what may be used, and in a policy by what `auto` can run."""
     from kvbench.report.whole_runs import remarks_on
     from kvbench.tune.advice import Reply, advise
@@ -233,7 +233,7 @@ def _answer(runs: "Sequence[Run]", question: "Question", may: Allowed, output: O
     return Reply(advise(runs, question, keep), *remarks_on(runs))
 
 
-def _answer_or_findings(runs: "Sequence[Run]", question: "Question", output: Output) -> "Reply":
+def _reply_or_findings(runs: "Sequence[Run]", question: "Question", output: Output) -> "Reply":
     """Answer with the findings of the report in place of a choice that is missing, and behind an answer without a
     method.
     """
@@ -241,7 +241,7 @@ def _answer_or_findings(runs: "Sequence[Run]", question: "Question", output: Out
     from kvbench.tune.advice import Reply
 
     try:
-        reply = _answer(runs, question, Allowed(), output)
+        reply = _reply(runs, question, Allowed(), output)
     except UsageError as error:
         reply = Reply(None, *remarks_on(runs), none=str(error))
     if reply.advice is None or not (output.as_json or any(answer.use for answer in reply.advice.answers)):
@@ -313,6 +313,6 @@ def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) 
     machines = {}
     for card, of_card in grouped(views, lambda view: view.card).items():
         card_runs = [view.run for view in of_card]
-        machines[card] = _answer_or_findings(card_runs, question, output).to_plain()
+        machines[card] = _reply_or_findings(card_runs, question, output).to_plain()
     texts = {name: dict(zip(header[1:], row, strict=True)) for name, *row in rows}
     typer.echo(json.dumps({"side_by_side": texts, "notes": notes, "machines": machines}, indent=2))
