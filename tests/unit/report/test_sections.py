@@ -920,7 +920,7 @@ FRESH = replace(FAR, sms=2)
     [
         ([*(replace(HOT, blocks=blocks) for blocks in (1, 2)), FRESH], [2]),  # a third of the cells is enough
         ([*(replace(HOT, blocks=blocks) for blocks in (1, 2, 3)), FRESH], [0, 1, 2]),
-        (EITHER_ORDER, [1]),
+        ([HOT, replace(HOT, pause_us=5000)], [0]),
         ([replace(FRESH, sms=sms) for sms in (2, 4)], [1]),
         # Blocks of 4 KiB have the count of the shape that was measured with one alone, others that of most cells.
         ([replace(FRESH, blocks=blocks, block_bytes=kib * KIB, sms=sms)
