@@ -68,7 +68,6 @@ def test_runs_are_counted_on_each_side_and_on_both_by_run_and_by_block() -> None
     runs = summary["h2d"].pop("runs")
     assert summary["mean_in_flight"] is None, "no swap says when it was done"
     sizes = {"p10": 4, "p50": 4, "p90": 12, "p99": 12}
-    # Two swaps of 16 blocks in 2 s, and of the second all blocks apart.
     assert [*summary["h2d"].values()] == [2, 16, 1.0, 16 * 4096 / 2.0 / 1e9, sizes, 13 / 16]
     seconds = [TraceStatistics([one_run, one_run._replace(at_s=at_s)]).most_in_a_second for at_s in (0.9, 1.0)]
     late = [one_run._replace(at_s=at_s) for at_s in (5.0, 8.0)]  # a trace begins with its first swap
