@@ -162,9 +162,8 @@ class Search:
 
     def note(self, visit: Visit) -> None:
         """Record a visit; of several attempts the last one counts. One without a time of the swap is a slow one."""
-        if visit.round < FRESH_FROM:
-            times_us = visit.swap_times_us or visit.samples.wall_us
-            self._times.setdefault(visit.cell, {})[visit.round] = median(times_us)
+        times_us = visit.swap_times_us or visit.samples.wall_us
+        self._times.setdefault(visit.cell, {})[visit.round] = median(times_us)
 
     @property
     def expected_visits(self) -> int:
