@@ -274,8 +274,9 @@ def test_a_config_json_is_read(config: dict[str, object], expected: dict[str, ob
 
 
 def test_a_nested_text_model_counts_and_its_type_may_stand_outside() -> None:
-    (group,) = model_of("m", {"text_config": DENSE, "torch_dtype": "float16", "hidden_size": 1}).groups
-    assert (group.head_dim, group.dtype) == (128, KvDtype.FP16)
+    outside, inside = {"torch_dtype": "float16", "hidden_size": 1}, ({}, {"dtype": "bfloat16"})
+    groups = [model_of("m", {"text_config": DENSE | fields, **outside}).groups[0] for fields in inside]
+    assert [(group.head_dim, group.dtype) for group in groups] == [(128, KvDtype.FP16), (128, KvDtype.BF16)]
 
 
 @pytest.mark.parametrize(

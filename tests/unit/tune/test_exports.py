@@ -115,7 +115,6 @@ def test_only_changed_settings_are_printed_with_their_line_and_gain(run: Run) ->
     assert [line for line in text.splitlines() if line and not line.startswith("#")] == [
         f"--- a/{FILE}", f"+++ b/{FILE}", "@@ -19 +19 @@", "-NUM_SMS = 12", "+NUM_SMS = 24",
     ]  # fmt: skip
-    # Where Triton is half as fast, of few blocks; kvbench's kernel has 54 GB/s.
     assert re.search(r"against the free choice: takes .* at worst 12[45]% \(h2d, 16 x \d+ KiB, sm", made.notes[-1])
     assert not any("largest count" in note for note in made.notes)
 
