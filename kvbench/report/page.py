@@ -117,10 +117,11 @@ def _figures(view: View, outcome: Outcome) -> Sequence[str]:
     """The rates of a cell and its path, or why it has none."""
     if not is_measured(outcome):
         return "", "", "", "", f"{outcome.status}: {short(outcome.reason, 200)}"
-    share = outcome.gbps / view.run.ceilings_gbps.get(outcome.cell.direction, math.nan)
+    us, gbps, both_quartiles = outcome.us(), outcome.gbps, outcome.quartiles_gbps
+    share = gbps / view.run.ceilings_gbps.get(outcome.cell.direction, math.nan)
     share_text = f"{share:.0%}" if math.isfinite(share) else ""
-    quartiles = " to ".join(map(figure, outcome.quartiles_gbps))
-    return figure(outcome.gbps), quartiles, share_text, figure(outcome.us()), short(str(outcome.path), 200)
+    quartiles = " to ".join(map(figure, both_quartiles))
+    return figure(gbps), quartiles, share_text, figure(us), short(str(outcome.path), 200)
 
 
 def _asset(name: str) -> str:
