@@ -5,10 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from kvbench.report.build import report_of
+from kvbench.report.build import SECTIONS, chapter_of, report_of
 from kvbench.report.document import render_page
-from kvbench.report.model import DataTable, Part, Report, Strong, Text, plain, spans
+from kvbench.report.model import Chapter, DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.report.page import html_page
+from kvbench.report.view import views_of
 from kvbench.results import Note, Record, Run, RunInfo
 from tests import synthetic
 
@@ -61,6 +62,24 @@ def is_bold(text: Text) -> bool:
 def part_of(report: Report, section: str) -> Part:
     (part,) = [chapter.part for chapter in report.chapters if chapter.section.name == section]
     return part
+
+
+def _made(section: str, records: Sequence[Record], info: RunInfo | None) -> Chapter | None:
+    """One section of the report of a run: most of a report's time goes to the others."""
+    by_name = {known.name: known for known in SECTIONS}
+    return chapter_of(by_name[section], views_of([run_of(records, info)]))[0]
+
+
+def made_part(section: str, records: Sequence[Record], info: RunInfo | None = None) -> Part:
+    made = _made(section, records, info)
+    assert made
+    return made.part
+
+
+def made_findings(section: str, records: Sequence[Record], info: RunInfo | None = None) -> list[str]:
+    """What a section finds in a run, nothing where it is not filled."""
+    made = _made(section, records, info)
+    return lines_of(made.part.findings) if made else []
 
 
 def sections_of(report: Report) -> list[str]:

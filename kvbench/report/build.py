@@ -141,17 +141,17 @@ def _chapters(views: Sequence[View], progress: Progress = silent) -> tuple[list[
     sections = (*SECTIONS, COMPARISON) if len(views) == 2 else SECTIONS
     for number, section in enumerate(sections, start=1):
         progress("section", number, len(sections))
-        chapter, reasons = _chapter(section, views)
+        chapter, reasons = chapter_of(section, views)
         chapters += [chapter] if chapter else []
         if section.config and reasons:
             command = Code(f"kvbench sweep {section.config}")
             missing[section] = (f"{section.short_title}: ", command, f" ({'; '.join(reasons)})")
     if not chapters:
-        chapters = [chapter for chapter, _ in [_chapter(CELLS, views)] if chapter]
+        chapters = [chapter for chapter, _ in [chapter_of(CELLS, views)] if chapter]
     return chapters, missing
 
 
-def _chapter(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
+def chapter_of(section: Section, views: Sequence[View]) -> tuple[Chapter | None, dict[str, None]]:
     """The chapter of the run with most to say in a section, or why no run fills it."""
 
     def weight(view: View) -> tuple[float, ...]:

@@ -27,7 +27,18 @@ from kvbench.report.view import pin
 from kvbench.results import Beside, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import reports, synthetic
-from tests.reports import highlights_of, lines_of, made_report, part_of, rows_of, run_of, sections_of, table_of
+from tests.reports import (
+    highlights_of,
+    lines_of,
+    made_findings,
+    made_part,
+    made_report,
+    part_of,
+    rows_of,
+    run_of,
+    sections_of,
+    table_of,
+)
 
 GIB = 1 << 30
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
@@ -432,8 +443,8 @@ def test_queued_cells_stay_out_of_other_sections() -> None:
     busy = [cell for cell in plain if cell.stream_state is StreamState.BUSY]
     queued = [replace(cell, queued=depth, streams=n) for cell in busy for depth, n in ((4, 1), (16, 1), (4, 8))]
     visits = synthetic.rounds(plain)
-    alone, both = (made_report(visits + synthetic.rounds(more, lambda _: 1.0)) for more in ([], queued))
-    assert part_of(both, "cliff").tables == part_of(alone, "cliff").tables
+    alone, both = (made_part("cliff", visits + synthetic.rounds(more, lambda _: 1.0)) for more in ([], queued))
+    assert both.tables == alone.tables
 
 
 @pytest.mark.parametrize("exception", [False, True])
@@ -445,11 +456,11 @@ def test_lines_of_which_the_same_is_true_share_a_sentence(*, exception: bool) ->
         other = exception and cell.block_bytes == 8 * KIB
         return 50.0 if (cell.backend == "merged") == other else 40.0
 
-    report = made_report(of(cells, rate, 0.001))
-    sentences = [text.replace(TIMES, "x") for text in highlights_of(report, "runs")]
+    part = made_part("runs", of(cells, rate, 0.001))
+    sentences = [text.replace(TIMES, "x") for text in lines_of(part.findings)]
     every = "h2d on an idle stream, 1 504 x 4 KiB, 1 504 x 8 KiB: sm (2 SMs) is fastest at an extent of 1 to 32."
     assert sentences == [every] if not exception else len(sentences) == 2
-    alone = part_of(made_report(of([cell for cell in cells if cell.backend == "sm"], rate)), "runs")
+    alone = made_part("runs", of([cell for cell in cells if cell.backend == "sm"], rate))
     bold = [text for row in alone.tables[0].rows for text in row if reports.is_bold(text)]
     assert ([*alone.findings], bold) == ([], []), "of one backend, none is the fastest"
 
@@ -477,9 +488,9 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
 
     cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
     measured = [cell for cell in cells if cell.blocks < 10_000 or cell.block_bytes <= 28 * KIB]
-    report = made_report(synthetic.timed(measured, us))
-    (jump, numbers, published) = highlights_of(report, "cliff")
-    (chart,) = part_of(report, "cliff").charts
+    part = made_part("cliff", synthetic.timed(measured, us))
+    (jump, numbers, published) = lines_of(part.findings)
+    (chart,) = part.charts
     assert plain(chart.text.footer).endswith("95%. Up to 28 KiB: N = 10 000")
     assert "28 KiB blocks move" in jump
     assert says in numbers
@@ -495,16 +506,14 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
 @pytest.mark.parametrize(("kib", "compared"), [((4, 8, 16, 24, 28), True), ((8, 12, 16, 24, 28), False)])
 def test_a_kernel_is_held_against_a_pull_request_at_4_kib_alone(kib: tuple[int, ...], compared: bool) -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,), kib) if cell.backend != "per_block"]
-    *_, published = highlights_of(made_report(synthetic.rounds(cells)), "cliff")
+    *_, published = made_findings("cliff", synthetic.rounds(cells))
     assert published.startswith("vLLM #42212: flat 5 to 7 GB/s")
     assert ("Triton 18 to 19 at 4 KiB" in published) is compared
 
 
 def test_host_copies_are_not_held_against_a_pull_request_or_an_engines_threshold() -> None:
     cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    parts = [
-        part_of(made_report(synthetic.rounds(cells), synthetic.info(kind=kind)), "cliff") for kind in ("cuda", "cpu")
-    ]
+    parts = [made_part("cliff", synthetic.rounds(cells), synthetic.info(kind=kind)) for kind in ("cuda", "cpu")]
     assert [any("#42212" in text for text in lines_of(part.findings)) for part in parts] == [True, False]
     assert [bool(chart.plot.panels[0].marked) for part in parts for chart in part.charts] == [True, False]
 
@@ -522,11 +531,11 @@ def test_a_queue_that_did_not_hold_all_was_full_whatever_its_submission_took() -
         # What a queue holds by chance beyond a depth that it does not hold tells nothing of its length.
         fits = visit.cell.queued * visit.cell.blocks < 1000 or visit.cell.queued == 4096
         held[:] = [int(fits)] * len(held)
-    report = made_report(visits)
+    part = made_part("queue", visits)
     bound = "full between 512 and 1 024 copies"
-    assert rows_of(part_of(report, "queue").tables[0])["knee"] == [bound, bound]
-    assert highlights_of(report, "queue") == [f"per_block, 1 stream, h2d: the driver's queue is {bound}."]
-    by_streams = part_of(report, "queue").tables[-1]
+    assert rows_of(part.tables[0])["knee"] == [bound, bound]
+    assert lines_of(part.findings) == [f"per_block, 1 stream, h2d: the driver's queue is {bound}."]
+    by_streams = part.tables[-1]
     assert [lines_of(row)[0] for row in by_streams.rows] == ["1", "2", "4"]
 
 
@@ -537,7 +546,7 @@ def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing() -> N
     alone = of(
         [replace(cell, neighbour=Neighbour.NONE) for cell in cells], lambda cell: 1.0 + (cell.priority == "none")
     )
-    part = part_of(made_report([*alone, *beside]), "priority")
+    part = made_part("priority", [*alone, *beside])
     assert [plain(found) for found in part.findings] == [
         "The lowest priority against none, beside decode: of 1 cell, 1 the same within 2%.",
         "The lowest priority against none, beside nothing: of 1 cell, 1 differ (+100.0%).",
@@ -548,7 +557,7 @@ def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing() -> N
 
 def test_a_gate_whose_event_has_fired_may_make_a_swap_faster() -> None:
     states = [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)]
-    (found,) = highlights_of(made_report(of(states, lambda cell: 20.0 if cell == states[1] else 10.0)), "streams")
+    (found,) = made_findings("streams", of(states, lambda cell: 20.0 if cell == states[1] else 10.0))
     assert "a swap takes up to 2 times as long if the event it waits for has not fired yet" in found
 
 
@@ -560,7 +569,7 @@ def test_gathers_stand_by_their_grids_with_a_fit_of_what_decode_steps_fetch() ->
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell))
     others = [replace(GATHER, block_bytes=1160, blocks=rows, sms=4) for rows in (1, 63)]
     visits += of([*others, replace(GATHER, blocks=65, sms=4, stream_state=StreamState.BUSY)], lambda _: 1.0)
-    part = part_of(made_report([*visits, synthetic.failure(lost, "a byte", "mismatch")]), "gather")
+    part = made_part("gather", [*visits, synthetic.failure(lost, "a byte", "mismatch")])
     rows = rows_of(table_of(part, "sm, rows of 656 B"))
     assert [*rows] == ["1", "64", "2 048", "40 960", "fit"]
     for number, name in zip(counts, rows, strict=False):
@@ -589,8 +598,8 @@ def test_gathers_of_engines_that_are_not_installed_have_no_table() -> None:
     cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (1, 64, 2048) for ctas in (1, 4)]
     shipped = [replace(GATHER, backend="vllm_hisparse", blocks=rows) for rows in (1, 64, 2048)]
     visits = of(cells, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell))
-    report = made_report([*visits, *(synthetic.skip(cell, "vllm is not installed") for cell in shipped)])
-    (table,) = part_of(report, "gather").tables
+    part = made_part("gather", [*visits, *(synthetic.skip(cell, "vllm is not installed") for cell in shipped)])
+    (table,) = part.tables
     assert plain(table.title).startswith("sm, ")
 
 
@@ -598,7 +607,7 @@ def test_a_swap_that_was_only_measured_at_once_has_no_line() -> None:
     """As in a sweep of several devices that was interrupted; without any line there is no section."""
     one, other = (Cell("sm", Direction.H2D, blocks, 4 * KIB, sms=2) for blocks in (64, 128))
     cells = [one, replace(one, devices=2), replace(other, devices=2)]
-    (table,) = part_of(made_report(of(cells, lambda cell: 50.0 / cell.devices)), "devices").tables
+    (table,) = made_part("devices", of(cells, lambda cell: 50.0 / cell.devices)).tables
     assert [lines_of(row[-3:]) for row in table.rows] == [["50.0", "25.0", f"{TIMES}2.00"]]
     assert "devices" not in sections_of(made_report(of(cells[1:], lambda _: 25.0)))
 
@@ -619,7 +628,7 @@ def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample() -> None
         visit = synthetic.visit(cell, 100.0, count=40)
         in_turn = {"group": "one", "round": made, "span_ns": (made, made + 1)}
         visits.append(synthetic.with_samples(visit, {"event_us": drift, "wall_us": drift}, **in_turn))
-    table = part_of(made_report(visits), "order").tables[0]
+    table = made_part("order", visits).tables[0]
     assert [plain(row[5]) for row in table.rows] == ["= -1.0% (-1.0 to -1.0)"]
 
 
@@ -664,7 +673,7 @@ def test_a_call_is_compared_by_the_time_of_its_thread() -> None:
     visits = of([*cells, *(replace(cell, backend="empty", sms=None) for cell in cells)], lambda _: 16.0)
     for visit in filter(lambda visit: visit.cell.pause_us, visits):
         visit.samples.caller_us[:] = [2 * us for us in visit.samples.caller_us]
-    table = part_of(made_report(visits), "call").tables[0]
+    table = made_part("call", visits).tables[0]
     assert {plain_text(row[-1]) for row in table.rows} == {"x2.00"}
 
 
@@ -674,14 +683,14 @@ def test_a_call_is_compared_by_the_time_of_its_thread() -> None:
 def test_replays_that_are_not_told_apart_are_not_both_the_fastest(rates: Sequence[float], text: str) -> None:
     merged = [replayed("merged", rate) for rate in rates]
     visits = [*replayed("sm", 48.0), *replayed("batched", 5.0), *(merged[number % 2][number] for number in range(6))]
-    assert f": {text} fastest" in highlights_of(made_report(visits), "trace")[0]
+    assert f": {text} fastest" in made_findings("trace", visits)[0]
 
 
 @pytest.mark.parametrize(("spread", "text"), [(0.04, "0.102"), (0.2, "0.110 (0.100 to 0.120)")])
 def test_an_interval_stands_beside_a_figure_of_which_half_of_it_is_above_5_percent(spread: float, text: str) -> None:
     cells = [replace(Cell("batched", Direction.H2D, 64, 4 * KIB), order=order) for order in Order]
     visits = synthetic.timed(cells, lambda _, number: 100.0 * (1 + spread * (number % 2)))
-    (row,) = part_of(made_report(visits), "order").tables[0].rows
+    (row,) = made_part("order", visits).tables[0].rows
     assert plain(row[3]) == text
 
 
@@ -702,7 +711,7 @@ def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
         batched = Cell("batched", Direction.H2D, 10_000, kib * KIB, StreamState.SUSTAINED, order=Order.ANY)
         visits += sustained(batched, 1000.0, caller_us, chain_us)
         visits += sustained(replace(batched, backend="sm", order=None, sms=4), 500.0, 10.0, 500.0)
-    table = part_of(made_report(visits), "threshold").tables[0]
+    table = made_part("threshold", visits).tables[0]
     row = {plain(head): plain(text) for head, text in zip(table.header, table.rows[1], strict=True)}
     assert (row["batched"], row["batched thread, us"]) == (rate, thread)
     notes = " ".join(lines_of(table.notes))
@@ -720,10 +729,10 @@ def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with
     paths = {StreamState.IDLE: "CPU inline", StreamState.BUSY: "copy engine"}
     visits = of(states, lambda cell: 10.0 if cell.stream_state is StreamState.BUSY else 2.0)
     visits = [msgspec.structs.replace(one, path=paths[one.cell.stream_state]) for one in visits]
-    report = made_report(visits)
-    table = part_of(report, "order").tables[0]
+    part = made_part("order", visits)
+    table = part.tables[0]
     assert "busy stream" in plain(table.title)
-    assert all("busy stream" in text for text in highlights_of(report, "order"))
+    assert all("busy stream" in text for text in lines_of(part.findings))
     row = {plain(head): plain(text) for head, text in zip(table.header, table.rows[0], strict=True)}
     swap_ms = 64 * 4 * KIB / 1e6 / 10
     assert (row["STREAM med ms"], row["Path"]) == (figure(swap_ms), "copy engine")
@@ -732,7 +741,7 @@ def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with
 
 def test_a_note_explains_a_crossover_only_where_a_row_has_one() -> None:
     visits = [*at_threshold(4, batched=10.0, per_block=10.0), *at_threshold(16, batched=10.0, per_block=10.0)]
-    table = part_of(made_report(visits), "threshold").tables[0]
+    table = made_part("threshold", visits).tables[0]
     assert not [note for note in lines_of(table.notes) if "Crossover" in note]
 
 
@@ -745,7 +754,7 @@ def test_the_note_of_access_order_gives_the_worst_resolution_too() -> None:
         spread = 0.2 if cell.blocks == 64 else 0.01
         return 100.0 * (1 + spread * (number % 2) * (cell.order is Order.ANY))
 
-    notes = lines_of(part_of(made_report(synthetic.timed(cells, us)), "order").tables[0].notes)
+    notes = lines_of(made_part("order", synthetic.timed(cells, us)).tables[0].notes)
     assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
@@ -759,7 +768,7 @@ SHARED = replace(IN_RUNS, block_bytes=4 * KIB, memory="shared", pool_bytes=GIB)
 )  # fmt: skip
 def test_a_loss_that_the_visits_do_not_tell_is_neither_said_nor_denied(section: str, base: Cell, other: Cell) -> None:
     visits = synthetic.timed([base, other], lambda cell, at: 130.0 if cell == other and at % 2 else 100.0)
-    assert highlights_of(made_report(visits), section) == []
+    assert made_findings(section, visits) == []
 
 
 def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scattered_blocks_are_slower() -> None:
@@ -799,7 +808,7 @@ def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone() -> None:
     ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
     cells = [replace(ladder, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
     beside = synthetic.beside(replace(DECODE, sms=4), 1.4, 39.0)
-    part = part_of(made_report([*of(cells, lambda cell: cell.sms or 0), *beside]), "sm-ladder")
+    part = made_part("sm-ladder", [*of(cells, lambda cell: cell.sms or 0), *beside])
     assert ["decode slower" in str(table.header) for table in part.tables] == [True, False], "triton: not measured"
     (chart,) = part.charts
     assert [plain(line.label) for line in chart.plot.lines] == ["sm, 4 KiB", "triton, 4 KiB"]
@@ -825,14 +834,14 @@ def test_the_report_says_why_a_run_has_no_table_of_models(models: object, reason
 
 def test_the_first_page_says_when_no_backend_certainly_hides_the_loads() -> None:
     hidden = [0.96, 0.97, 0.94, 0.97, 0.96, 0.97]  # the interval holds less
-    (highlight,) = highlights_of(made_report(loads(2048, hidden), about(LENGTHS)), "layers")
+    (highlight,) = made_findings("layers", loads(2048, hidden), about(LENGTHS))
     assert "no backend clearly hides 95% of the loads; batched 96% (94% to 97%)" in highlight
 
 
 def test_a_model_is_shown_with_its_groups_and_also_where_its_swap_was_measured_in_one_state_alone() -> None:
     swaps = swaps_of("gemma-4-31b", "llama-3-8b")
     cells = [cell for cell in cells_of(swaps) if cell.blocks != swaps[-1].blocks or cell.stream_state == "busy"]
-    part = part_of(made_report(of(cells, rate_of), about(swaps)), "models")
+    part = made_part("models", of(cells, rate_of), about(swaps))
     assert len(part.findings) == 1, "of the first state alone"
     assert not any("ms per swap" in table.title for table in part.tables), "of two backends, which are held together"
     table = table_of(part, "h2d, busy stream: per_block")
@@ -843,9 +852,9 @@ def test_a_model_is_shown_with_its_groups_and_also_where_its_swap_was_measured_i
 
 def test_loads_without_a_step_have_times_but_no_hidden_share() -> None:
     alone = [msgspec.structs.replace(one, beside=None) for one in loads(2048, [0.5] * 6)]
-    report = made_report(alone, about(LENGTHS))
-    assert highlights_of(report, "layers") == []
-    table = table_of(part_of(report, "layers"), "llama-3-8b")
+    part = made_part("layers", alone, about(LENGTHS))
+    assert lines_of(part.findings) == []
+    table = table_of(part, "llama-3-8b")
     (row,) = (dict(zip(table.header, map(plain, row), strict=True)) for row in table.rows)
     assert (row["First, us"], row["Step, us"], row["Hidden"]) == ("60.0", ABSENT, ABSENT)
 
@@ -864,7 +873,7 @@ def test_fewer_than_500_iterations_of_six_visits_have_a_p90_but_no_p99(iteration
         with_beside(one, neighbour_alone_us=[200.0] * iterations, neighbour_beside_us=times)
         for one in synthetic.beside(SM, 1.2, 41.0)
     ]
-    part = part_of(made_report(few), "beside")
+    part = made_part("beside", few)
     heads = [plain(head) for head in table_of(part, "prefill, d2h").header]
     assert ("p99, us" in heads, "p90, us" in heads, "worst, us" in heads) == (known, True, True)
     assert not part.charts  # of one point
@@ -897,7 +906,7 @@ def test_from_a_crossover_on_batched_copies_stay_faster_and_its_edge_is_between_
         gbps = {8: 50.0, 16: 9.0, 32: middle[turn], 64: last[turn]}[kib]
         made = at_threshold(kib, **{"batched": gbps, "triton": 38.0, kernel: 38.0, "sm": 50.0})
         visits += [visit for visit in made if visit.round % 2 == turn]
-    part = part_of(made_report([*synthetic.ceilings(), *visits]), "threshold")
+    part = made_part("threshold", [*synthetic.ceilings(), *visits])
     (panel,) = part.charts[0].plot.panels
     assert [line.backend for line in panel.lines] == list(dict.fromkeys(["batched", kernel, "triton", "sm"]))
     assert panel.ceiling == pytest.approx(synthetic.CEILING_GBPS)
@@ -958,11 +967,11 @@ def test_a_jump_is_named_and_divides_the_chart_where_most_curves_have_it(
         msgspec.structs.replace(visit, path="CPU inline") if visit.cell.block_bytes <= 24 * KIB else visit
         for visit in of(cells, rate)
     ]
-    report = made_report(visits)
-    (chart,) = part_of(report, "cliff").charts
+    part = made_part("cliff", visits)
+    (chart,) = part.charts
     (panel,) = chart.plot.panels
     assert (panel.divided or (0.0,))[1:] == tuple(paths)
-    first, *_ = highlights_of(report, "cliff")
+    first, *_ = lines_of(part.findings)
     assert ("no jump beyond" in first) is not bool(paths)
 
 
@@ -975,7 +984,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step() -> None:
     made = [*LADDER, *(visit for cell in decode for visit in synthetic.beside(cell, 1.25, 40.0)), dead]
     made += [visit for cell in (merged, large) for visit in synthetic.beside(cell, 1.01, 45.0)]
     made += slowed(replace(SM, sms=3), [1.0, 1.1, 1.2, 1.3, 1.4, 1.5])
-    part = part_of(made_report(made), "beside")
+    part = made_part("beside", made)
     header = lines_of(part.tables[0].header)
     assert header[:4] == ["Dir", "Method", "SMs", "decode: GB/s"]
     costs = ["takes", "p90", "lost", "thread"]
@@ -1011,7 +1020,7 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step() -> None:
     ],
 )
 def test_a_step_is_said_to_take_longer_where_its_visits_tell_so(slowdowns: Sequence[float], longer: str) -> None:
-    (finding,) = highlights_of(made_report(slowed(SM, slowdowns)), "beside")
+    (finding,) = made_findings("beside", slowed(SM, slowdowns))
     assert finding.partition(" takes ")[2] == f"{longer} (d2h: sm)."
 
 
@@ -1091,7 +1100,7 @@ def test_a_finding_names_its_trace_by_what_it_is(more: dict[str, object], text: 
 def test_a_replay_of_500_swaps_has_a_p99() -> None:
     cells = [Cell(name, Direction.H2D, 128, 4096, sequence="trace") for name in ("batched", "merged")]
     visits = [visit for cell in cells for visit in synthetic.replayed(cell, 5.0, rounds=84)]
-    (table,) = part_of(made_report(visits, TRACE), "trace").tables
+    (table,) = made_part("trace", visits, TRACE).tables
     (row, _) = (dict(zip(lines_of(table.header), lines_of(row), strict=True)) for row in table.rows)
     # One swap of six is of 512 blocks; its times grow by 8% over the rounds.
     assert (row["p90, us"], row["p99, us"], row["Worst, us (its blocks)"]) == ("433", "452", "454 (512)")
@@ -1100,8 +1109,8 @@ def test_a_replay_of_500_swaps_has_a_p99() -> None:
 def test_the_ratio_of_two_times_is_that_of_the_medians_beside_it() -> None:
     """An estimate from pairs of visits would be 2.89."""
     records = [*by_engine("sm", 64, 40.0, 2), *by_engine("vllm_triton", 64, 60.0, drift=0.3)]
-    report = made_report(records, synthetic.info(backends=[VLLM]))
-    (row,) = part_of(report, "engines").tables[0].rows
+    part = made_part("engines", records, synthetic.info(backends=[VLLM]))
+    (row,) = part.tables[0].rows
     assert lines_of(row[-2:]) == ["40.0 / 12.0", "2.92"]
 
 
@@ -1111,7 +1120,7 @@ def test_the_swap_of_the_pull_request_is_held_against_its_figures() -> None:
     cells = [Cell(backend, *shape, order=Order.ANY) for backend in ("batched", "vllm_batch")]
     cells += [Cell("vllm_triton", *shape, sms=sms) for sms in (None, 32)]
     visits = of(cells, lambda cell: 32.0 if cell.sms else rates[cell.backend], noise=1e-6)
-    part = part_of(made_report(visits, synthetic.info(backends=[VLLM])), "engines")
+    part = made_part("engines", visits, synthetic.info(backends=[VLLM]))
     says = "vllm_batch moves 2.50 GB/s, vllm_triton moves 16.0 GB/s; in vLLM #42212 3.8, and 18 to 19."
     assert f"10000 x 4 KiB h2d idle: {says}" in lines_of(part.findings)
 
@@ -1120,7 +1129,7 @@ def test_a_call_that_is_longer_in_some_cells_and_shorter_in_others_changes_no_ti
     cells = [(2**power, us) for power, us in zip(range(6), (90.0, 110.0) * 3, strict=True)]
     visits = [visit for blocks, us in cells for visit in by_engine("vllm_batch", blocks, us)]
     visits += [visit for blocks, _ in cells for visit in by_engine("batched", blocks, 100.0)]
-    (finding,) = highlights_of(made_report(visits, synthetic.info(backends=[VLLM])), "engines")
+    (finding,) = made_findings("engines", visits, synthetic.info(backends=[VLLM]))
     assert finding.endswith("Its call, through torch, does not clearly change the time of the calling thread.")
 
 
