@@ -1010,6 +1010,21 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step() -> None:
     assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
 
 
+def test_a_step_alone_is_its_mean_and_a_readback_its_90th_percentile() -> None:
+    """The table is of 16 KiB also where most methods were measured with other blocks."""
+    decode = replace(SM, neighbour=Neighbour.DECODE)
+    made = [
+        with_beside(one, neighbour_alone_us=[200.0] * 90 + [400.0] * 10, readback_us=[10.0] * 80 + [90.0] * 20)
+        for one in synthetic.beside(decode, 1.25, 40.0)
+    ]
+    for blocks in (32, 64, 128):
+        made += synthetic.beside(replace(decode, backend="merged", sms=None, blocks=blocks, block_bytes=1 << 20), 1, 45)
+    first, details = made_part("beside", made).tables
+    (row,) = (dict(zip(lines_of(first.header), lines_of(row), strict=True)) for row in first.rows)
+    assert (row["Method"], row["readback"]) == ("sm", "90.0")
+    assert "200 to 220 us per iteration without swaps" in plain(details.title)
+
+
 @pytest.mark.parametrize(
     ("slowdowns", "longer"),
     [
