@@ -33,6 +33,7 @@ def made(
     copies: float = 55.0,
     d2h_copies: float | None = None,
     blocks_per_s: float = 28e6,
+    pool_bytes: int = 1 << 34,
     path: str = "copy engine",
     title: str = CARD,
     records: tuple[Record, ...] = (),
@@ -46,7 +47,7 @@ def made(
     ]
     times = {"copy_us": [9.0], "scattered_us": [1e12 / blocks_per_s], "dense_us": [1.0]}
     roofs = [
-        Roof(direction=way, round=0, pool_bytes=1 << 34, copy_bytes=9, blocks=10**6, block_bytes=512, **times)  # type: ignore[arg-type]
+        Roof(direction=way, round=0, pool_bytes=pool_bytes, copy_bytes=9, blocks=10**6, block_bytes=512, **times)  # type: ignore[arg-type]
         for way in ("h2d", "d2h")
     ]
     sizes = {size: "CPU inline" if size <= 24 * KIB else path for size in (16 * KIB, 24 * KIB, 28 * KIB)}
@@ -110,6 +111,13 @@ def test_the_first_thing_that_is_wrong_is_said(changes: dict[str, Any], what: st
     assert health.answer == "no"
     assert health.sentence.startswith(f"healthy: no: {what}")
     assert health.problems[0].remedy
+
+
+def test_blocks_of_a_pool_that_the_caches_of_translation_cover_say_nothing() -> None:
+    health = health_of(made(blocks_per_s=9e6, pool_bytes=1 << 20))
+    assert health.answer == "yes"
+    assert health.reached is not None
+    assert health.reached.h2d_blocks_per_s is None
 
 
 def test_a_failed_cell_and_a_host_that_disturbs_most_visits_are_wrong() -> None:

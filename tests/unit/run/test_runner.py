@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvbench.ground.errors import MismatchError
-from kvbench.results import RunInfo, Visit, load_run
+from kvbench.results import RunInfo, Skip, Visit, load_run
 from kvbench.results.rundir import Run
 from kvbench.results.schema import identity_hash
 from kvbench.run import runner
@@ -114,3 +114,13 @@ def test_what_another_process_measured_before_the_lock_is_not_repeated_and_was_m
     assert records(run) == finished
     assert {one.process for one in finished if isinstance(one, Visit)} == {1, 2}
     assert [seen["at"] for seen in load_run(run).info.observed].count("end") == 3
+
+
+def test_a_run_that_is_resumed_has_each_skip_once(tmp_path: Path) -> None:
+    succeeds("sweep", *tiny(backend="batched,sm"), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
+    run = tmp_path / "run"
+    journal = run / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    with forked():
+        runner.resume_sweep(run, Observer())
+    assert [record.cell.backend for record in records(run) if isinstance(record, Skip)] == ["sm"]

@@ -202,6 +202,12 @@ def test_an_engine_without_enough_measured_cells_has_no_export(
         vllm(run_of(tmp_path, made, **info))
 
 
+def test_ten_shapes_are_enough_for_an_engines_settings(tmp_path: Path) -> None:
+    shapes = [*dict.fromkeys((cell.blocks, cell.block_bytes) for cell in cells())]
+    of_ten = [cell for cell in cells() if (cell.blocks, cell.block_bytes) in shapes[:10]]
+    assert changed(vllm(run_of(tmp_path, of_ten)))
+
+
 def test_an_export_for_loads_behind_a_gate_says_when_the_open_gate_would_decide(tmp_path: Path) -> None:
     def by_gate(cell: Cell) -> float:
         """Behind a closed gate few SMs suffice; behind an open one only many do."""

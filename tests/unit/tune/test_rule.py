@@ -262,6 +262,10 @@ def test_a_method_that_failed_or_is_not_allowed_is_not_chosen(tmp_path: Path) ->
     run = run_of(tmp_path, crossing, None, 0.001, *failed)
     small = {str(choice) for one, choice in advice_of([run]).alone.rule.choices.items() if one.shape.block_bytes == KIB}
     assert small == {"sm sms=4"}
+    batched = [cell for cell in cells() if cell.backend == "batched"]
+    skipped = [synthetic.skip(cell, "no GPU") for cell in cells() if cell.sms]
+    with pytest.raises(UsageError, match="batched alone was measured"):
+        shapes_of([run_of(tmp_path / "skipped", crossing, batched, 0.001, *skipped)], lambda _: True)
     limited = rule_of(shapes_of([run], lambda choice: choice.sms <= 1))
     assert {str(choice) for one, choice in limited.choices.items() if one.shape.block_bytes == KIB} == {"sm sms=1"}
 
