@@ -76,6 +76,8 @@ def test_runs_are_counted_on_each_side_and_on_both_by_run_and_by_block() -> None
     assert runs["host"]["by_run"] == {"p10": 4, "p50": 4, "p90": 12, "p99": 12}
     assert runs["host"]["by_block"] == {"p10": 4, "p50": 12, "p90": 12, "p99": 12}
     assert runs["gpu"] == runs["both"]
+    on_the_gpu = Swap(0.0, "h2d", 0, [0, 5], [7, 8])
+    assert TraceStatistics([on_the_gpu]).by_direction["h2d"].runs["both"] == {1: 2}
     assert runs["both"]["by_block"] == {"p10": 1, "p50": 1, "p90": 4, "p99": 4}
 
 

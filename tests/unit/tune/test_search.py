@@ -148,6 +148,11 @@ def test_the_search_visits_sizes_between_those_where_the_choice_changes() -> Non
     assert len(extra) < len(SIZES) - len(FIRST)
     late, _ = searched(0, in_time=False)
     assert {shape.block_bytes for shape in late} == set(FIRST)
+    for in_time in (True, False):
+        _, made = searched(0, noise=0.3, in_time=in_time)
+        assert (max(map(len, made.values())) > MIN_PAIRS) == in_time, (
+            "what is open gets more than six while there is time"
+        )
 
 
 def test_a_candidate_that_fails_is_dropped() -> None:
