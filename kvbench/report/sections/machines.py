@@ -69,8 +69,9 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
     swaps = [_swaps(runs) for runs in machines]
     rows = [_Row(name, [*map(text, machines)], name == _CEILING) for name, text in _FACTS.items()]
     shapes = _compared(set[SwapShape].intersection(*map(set, swaps)))
+    ceilings_gbps = [*map(_ceilings, machines)]
     for shape in shapes:
-        ceilings = [_ceilings(runs).get(shape.direction, 0.0) for runs in machines]
+        ceilings = [of_machine.get(shape.direction, 0.0) for of_machine in ceilings_gbps]
         rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
     recommended = [_recommended(runs) for runs in machines]
     for situation in dict.fromkeys(chain.from_iterable(recommended)):
