@@ -328,8 +328,8 @@ def gathers_of(runs: Sequence[Run]) -> dict[int, dict[int, float]]:
     times_us: dict[int, dict[int, float]] = {}
     for run in runs:
         for cell, outcome in run.outcomes.items():
-            us = outcome.us()
-            if cell.list_place is ListPlace.GPU and math.isfinite(us):
+            # Most runs have none, and `show` asks every run.
+            if cell.list_place is ListPlace.GPU and math.isfinite(us := outcome.us()):
                 by_rows = times_us.setdefault(cell.block_bytes, {})
                 by_rows[cell.blocks] = min(us, by_rows.get(cell.blocks, us))
     return times_us
