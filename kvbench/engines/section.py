@@ -12,7 +12,7 @@ from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.blocks import is_alone
 from kvbench.cells.cell import SwapShape
 from kvbench.cells.facts import BATCHED
-from kvbench.cells.installed import Engine, engines, of_engine
+from kvbench.cells.installed import Engine, engines, of_engine, serves_all
 from kvbench.cells.policy import Choice
 from kvbench.cells.units import KIB
 from kvbench.ground.errors import UsageError
@@ -60,9 +60,9 @@ def _fits(view: View, engine: Engine) -> bool:
 
 def _by_kind(shapes: Sequence[Measured], engine: Engine) -> list[list[Measured]]:
     """The shapes that an engine's code was measured at, by direction and stream state."""
-    of_engine = [measured for measured in shapes if measured.best_of(*engine.backends)]
+    with_engine = [measured for measured in shapes if measured.best_of(*engine.backends)]
     # `shapes_of` sorts by direction and stream state first.
-    return [[*same_kind] for _, same_kind in groupby(of_engine, key=lambda measured: measured.shape.kind)]
+    return [[*same_kind] for _, same_kind in groupby(with_engine, key=lambda measured: measured.shape.kind)]
 
 
 def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
@@ -102,7 +102,7 @@ def _table(view: View, before: str, engine: Engine, shapes: Sequence[Measured]) 
 
 def _row(view: View, engine: Engine, methods: Sequence[Choice], measured: Measured) -> list[str]:
     shipped = shipped_choice(engine, measured, view.run.info.settings)
-    best = measured.best_of(*(choice.backend for choice in measured.methods if not of_engine(choice.backend)))
+    best = measured.best_of(*(choice.backend for choice in measured.methods if serves_all(choice)))
     ratio = ABSENT
     if shipped and best:
         compared = compare_visits(measured.methods[best], measured.methods[shipped], IN_TURN)
