@@ -44,10 +44,10 @@ def numbers(folders: Sequence[Path] = CARDS) -> str:
     rows = [row for of_situation in zip(*of_cards, strict=True) for row in of_situation]
     origins = []
     for name, folder in zip(names, folders, strict=True):
-        blocks, columns, *more = _notes(folder)
+        blocks, _, *more = _notes(folder)
         origins.append(". ".join((f"{name}{': ' * bool(name)}{blocks}", *more, _origin(folder))))
     head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
-    return f"{table(head, rows)}\n\n{columns}. {' '.join(origins)}"
+    return f"{table(head, rows)}\n\n{_notes(folders[0])[1]}. {' '.join(origins)}"
 
 
 def _notes(folder: Path) -> list[str]:
