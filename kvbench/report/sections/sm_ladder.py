@@ -13,7 +13,7 @@ from kvbench.analysis.compare import middle_of
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import Neighbour
-from kvbench.cells.cell import Cell
+from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import SM
 from kvbench.cells.installed import engines
 from kvbench.ground.errors import UsageError
@@ -125,7 +125,9 @@ def _beside_decode(views: Sequence[View]) -> Decode:
 
 
 def _workload(outcome: Outcome) -> tuple[object, ...]:
-    return outcome.cell.blocks, outcome.cell.block_bytes, outcome.cell.pattern
+    """What cells share that differ in their kernel, its SM count and the direction alone."""
+    cell = outcome.cell
+    return tuple(cell.text(name) for name in AXES if name not in ("backend", "direction", "sms"))
 
 
 def _method(cell: Cell) -> tuple[str, str, int]:

@@ -819,6 +819,15 @@ def test_a_ladder_is_of_many_blocks_where_some_were_measured() -> None:
     assert plain(table.title).endswith("median over N = 10 000")
 
 
+def test_beside_a_decode_step_a_ladder_has_swaps_that_differ_in_the_sm_count_alone() -> None:
+    cells = [Cell("sm", Direction.H2D, 10_000, 4 * KIB, sms=sms) for sms in (2, 4, 8)]
+    beside = [visit for sms in (2, 4) for visit in synthetic.beside(replace(DECODE, sms=sms), 1.4, 39.0)]
+    for others in ({"devices": 2, "ranks": 2}, {"pace": "85%"}, {"priority": Priority.LOW}):
+        beside += synthetic.beside(replace(DECODE, **others), 4.8, 39.0)
+    (table,) = made_part("sm-ladder", [*of(cells, lambda cell: cell.sms or 0), *beside]).tables
+    assert [lines_of(row)[-1] for row in table.rows] == ["1.40x", "1.40x", ""]
+
+
 def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone() -> None:
     ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
     cells = [replace(ladder, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
