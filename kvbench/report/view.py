@@ -267,15 +267,21 @@ class View:
 
 
 def views_of(runs: Sequence[Run]) -> list[View]:
-    """The runs with labels from the names of their folders and, where there are several machines, of these."""
+    """The runs with labels from the names of their folders and, where there are several machines, of these.
+
+    Where several have a name, as the devices of two sweeps, the folder above is named too.
+    """
     views: list[View] = []
     machines = [View(run, "").machine for run in runs]
     drivers = Counter(title for title, _ in set(machines))
-    for run, (title, driver) in zip(runs, machines, strict=True):
+    paths = [Path(run.path).absolute() for run in runs]
+    names = Counter(path.name for path in paths)
+    for run, path, (title, driver) in zip(runs, paths, machines, strict=True):
         short_title = title.removeprefix("NVIDIA ")
         card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if drivers.total() > 1 else ""
+        folder = f"{path.parent.name} {path.name}" if names[path.name] > 1 else path.name
         # It becomes a part of file names and of links to them.
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {Path(run.path).absolute().name}").strip("-") or "run"
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {folder}").strip("-") or "run"
         taken = {view.label for view in views}
         labels = chain([name], (f"{name}-{number}" for number in count(2)))
         label = next(label for label in labels if label not in taken)

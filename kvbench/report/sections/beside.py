@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, compress
 from statistics import fmean, median, mode
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,18 @@ _METHOD_AXES: Final = [
 ]
 
 
+class Side(NamedTuple):
+    """What the swaps of a table share: the step beside them, their direction, and how many devices swap at once."""
+
+    step: Neighbour
+    direction: str
+    devices: int
+
+    @property
+    def title(self) -> str:
+        return comma_separated(f"{self.step}, {self.direction}", _at_once(self.devices))
+
+
 @dataclass(frozen=True)
 class Slowed:
     """A method of swapping beside a step, with its settings but for the SM count and the pace, and what it costs.
@@ -93,8 +105,8 @@ class Slowed:
         return self.cell.neighbour
 
     @property
-    def side(self) -> tuple[Neighbour, str]:
-        return self.step, self.cell.direction.value
+    def side(self) -> Side:
+        return Side(self.step, self.cell.direction.value, self.cell.devices)
 
     @property
     def name(self) -> str:
@@ -209,11 +221,11 @@ def make(view: View) -> PartOrReason:
         return "it needs swaps that were measured beside a step"
     main = max(runs, key=lambda run: (run.run.info.spec.get("name") == "beside", len(tried_by[run.label])))
     tried = [(run, outcome) for run in runs for outcome in tried_by[run.label]]
-    by_cell = grouped(tried, lambda entry: entry[1].cell)
-    longest = {cell: max(entries, key=lambda entry: entry[1].iterations) for cell, entries in by_cell.items()}
+    by_place = grouped(tried, lambda entry: _place(*entry))
+    longest = {place: max(entries, key=lambda entry: entry[1].iterations) for place, entries in by_place.items()}
     of_main = [(main, outcome) for outcome in tried_by[main.label]]
-    cells_of_main = {outcome.cell for _, outcome in of_main}
-    others = [entries[-1] for cell, entries in by_cell.items() if cell not in cells_of_main]
+    places_of_main = {_place(*entry) for entry in of_main}
+    others = [entries[-1] for place, entries in by_place.items() if place not in places_of_main]
     return partial(_part, main, _methods([*of_main, *others], longest))
 
 
@@ -225,7 +237,14 @@ def _tried(view: View) -> list[Outcome]:
     ]
 
 
-def _methods(tried: Sequence[tuple[View, Outcome]], longest: Mapping[Cell, tuple[View, Outcome]]) -> list[Slowed]:
+def _place(view: View, outcome: Outcome) -> tuple[Cell, str]:
+    """A cell and, where several devices swap at once, the one whose swaps and step these are."""
+    return outcome.cell, str(view.run.info.device.get("name")) if outcome.cell.devices > 1 else ""
+
+
+def _methods(
+    tried: Sequence[tuple[View, Outcome]], longest: Mapping[tuple[Cell, str], tuple[View, Outcome]]
+) -> list[Slowed]:
     """Name the methods: a backend with its values on the axes where it differs from most cells of its direction.
 
     An axis that not every backend has tells only cells of one backend apart.
@@ -237,34 +256,47 @@ def _methods(tried: Sequence[tuple[View, Outcome]], longest: Mapping[Cell, tuple
             usual[name, group] = mode(outcome.cell.text(name) for outcome in members)
     methods = []
     for run, outcome in tried:
-        cell = outcome.cell
+        cell, device = _place(run, outcome)
         differing = [name for name in _METHOD_AXES if cell.text(name) != usual[name, _compared_group(name, outcome)]]
-        settings = comma_separated(*(axis_text(cell, name) for name in differing))
-        longest_run, longest_outcome = longest[cell]
+        settings = comma_separated(*(axis_text(cell, name) for name in differing), device)
+        longest_run, longest_outcome = longest[cell, device]
         methods.append(Slowed(outcome, settings, run, longest_outcome, longest_run))
     return methods
 
 
-def _compared_group(name: str, outcome: Outcome) -> tuple[str, str]:
+def _compared_group(name: str, outcome: Outcome) -> tuple[object, ...]:
     """What cells share that are compared on an axis."""
-    return outcome.cell.direction, outcome.cell.backend if AXES[name].depends_on_backend else ""
+    cell = outcome.cell
+    return cell.direction, cell.devices, cell.backend if AXES[name].depends_on_backend else ""
+
+
+def _at_once(devices: int) -> str:
+    return f"{devices} devices at once" if devices > 1 else ""
 
 
 def _part(view: View, tried: Sequence[Slowed]) -> Part:
-    methods = [method for method in tried if method.outcome.costs]
+    measured = [method for method in tried if method.outcome.costs]
+    # What the first page and the picture hold against each other: of one device, where that was measured.
+    fewest = min(method.cell.devices for method in measured)
+    methods = [method for method in measured if method.cell.devices == fewest]
     steps = [step for step in STEPS if any(method.step == step for method in methods)]
     first_page = _of_usual_size([method for method in methods if method.step in steps] or methods)
     tables = [_table(view, first_page, steps)] if steps else []
-    for step, direction in _sides(tried):
-        on_side = [method for method in tried if method.side == (step, direction)]
-        tables.append(_details(view, f"{step}, {direction}", on_side))
+    for side in _sides(tried):
+        on_side = [method for method in tried if method.side == side]
+        main = view if any(method.run is view for method in on_side) else on_side[0].run
+        tables.append(_details(main, side.title, on_side))
     charts = [_chart(view, methods, steps)] if steps else []
     return Part([*_findings(methods, steps)], charts, tables)
 
 
-def _sides(methods: Iterable[Slowed]) -> list[tuple[Neighbour, str]]:
-    """Every step and direction, decode and h2d first."""
-    return sorted({method.side for method in methods}, key=lambda side: (str(side[0]), DIRECTIONS.index(side[1])))
+def _sides(methods: Iterable[Slowed]) -> list[Side]:
+    """Every step and direction, one device, decode and h2d first."""
+
+    def order(side: Side) -> tuple[int, str, int]:
+        return side.devices, str(side.step), DIRECTIONS.index(side.direction)
+
+    return sorted({method.side for method in methods}, key=order)
 
 
 def _of_usual_size(methods: Sequence[Slowed]) -> list[Slowed]:
@@ -278,7 +310,7 @@ def _findings(methods: Sequence[Slowed], steps: Sequence[Neighbour]) -> Iterable
     for step in steps:
         by_rate: dict[str, list[str]] = {}
         for direction in DIRECTIONS:
-            side = [method for method in methods if method.side == (step, direction) and method.has_interval]
+            side = [method for method in methods if method.side[:2] == (step, direction) and method.has_interval]
             if side:
                 rate, text = _least_cost(direction, side)
                 by_rate.setdefault(rate, []).append(text)
@@ -454,7 +486,7 @@ def _chart(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) ->
     panels = []
     for step in steps:
         for direction in DIRECTIONS:
-            side = [method for method in methods if method.side == (step, direction)]
+            side = [method for method in methods if method.side[:2] == (step, direction)]
             lines = _lines([method for method in side if method.outcome in usual or method.cell.backend == BATCHED])
             ceiling = view.run.ceilings_gbps.get(direction)
             panels += [PlotPanel(f"{direction} beside {step}", lines, x_ceiling=ceiling)] if lines else []

@@ -117,8 +117,10 @@ _NEEDS_DEVICES: Final = "it needs cells that several devices swapped at once (--
 
 def make_devices(view: View) -> PartOrReason:
     """Make the tables of cells that several devices swapped at once, beside those of one of them alone."""
+    command = view.run.info.command  # of the runs of all devices of a sweep
     several = [run for run in (*view.earlier, view) if any(outcome.cell.devices > 1 for outcome in run.measured)]
-    if not several or several[-1] is not view:  # the caption names the command of the view
+    several = [run for run in several if run.run.info.command == command]
+    if not several or several[-1] is not view:  # the last makes the tables, and its command is in their captions
         return _NEEDS_DEVICES
     names = [str(run.run.info.device.get("name")) for run in several]
     if len(set(names)) < len(names):  # two of one name, such as cpu and cpu

@@ -24,7 +24,7 @@ from kvbench.report.model import Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _sufficient_grid, fit
 from kvbench.report.view import pin
-from kvbench.results import Beside, RunInfo, Visit
+from kvbench.results import Beside, Run, RunInfo, Visit
 from kvbench.sweep.config import shipped_configs
 from tests import reports, synthetic
 from tests.reports import (
@@ -1034,6 +1034,49 @@ def test_a_line_of_16_kib_says_what_a_method_costs_each_step() -> None:
     assert "¹ failed: error: the neighbour died: OutOfMemoryError" in lines_of(table.notes)
     assert "; 600 iterations a cell" in plain(table.caption)  # of the step: its figures rest on them, not on swaps
     assert {plain_text(row[1]) for row in table.rows} == {"4 096 x 16 KiB", "64 x 1 MiB"}
+
+
+def on_devices(*records: Visit, name: str = "ranks", devices: Sequence[str] = ("cuda:0", "cuda:1")) -> list[Run]:
+    """The runs of a sweep of several devices, which measured the same."""
+    runs = []
+    for device in devices:
+        info = synthetic.info(command=["kvbench", "sweep", name, "--device", "cuda:all"])
+        info = msgspec.structs.replace(info, device={**info.device, "name": device})
+        runs.append(reports.run_of(records, info, f"{name}/{device.replace(':', '-')}"))
+    return runs
+
+
+def test_steps_beside_swaps_of_several_devices_have_tables_of_their_own() -> None:
+    """What a step loses while one device swaps is not held against what it loses while others swap too."""
+    decode = replace(SM, neighbour=Neighbour.DECODE)
+    several = replace(decode, devices=2)
+    visits = [visit for cell in (several, replace(several, ranks=2)) for visit in synthetic.beside(cell, 4.0, 41.0)]
+    alone = [visit for sms in (2, 4) for visit in synthetic.beside(replace(decode, sms=sms), 1.25, 10.0 * sms)]
+    report = report_of([reports.run_of(alone, name="beside"), *on_devices(*visits)])
+    first, one, two = reports.part_of(report, "beside").tables
+    assert [lines_of(row)[1:3] for row in first.rows] == [["sm", "2"], ["sm", "4"]]
+    assert [plain_text(row[0]) for row in one.rows] == ["sm (2 SMs)", "sm (4 SMs)"]
+    assert plain(two.title).startswith("decode, d2h, 2 devices at once: ")
+    methods = [plain_text(row[0]) for row in two.rows]
+    assert methods == ["sm, cuda:0", "sm, cuda:1", "sm, ranks 2, cuda:0", "sm, ranks 2, cuda:1"]
+    assert "sweep ranks --device cuda:all" in plain(two.caption)
+    (chart,) = [chart for chart in report.charts if chart.stem.startswith("beside")]
+    assert [line.label for panel in chart.plot.panels for line in panel.lines] == ["sm by SM count"]
+    of_several = reports.part_of(report_of(on_devices(*visits)), "beside").tables
+    assert [row[1] for row in of_several[0].rows] == methods, "without one device alone, these are the first table"
+
+
+def test_devices_are_compared_within_their_sweep() -> None:
+    cell = Cell("sm", Direction.H2D, 64, 4 * KIB, sms=2)
+    both = of([cell, replace(cell, devices=2)], lambda cell: 50.0 / cell.devices)
+    beside = synthetic.beside(replace(SM, neighbour=Neighbour.DECODE, devices=2), 4.0, 41.0)
+    runs = [*on_devices(*both, name="devices"), *on_devices(*beside)]
+    report = report_of(runs)
+    (table,) = reports.part_of(report, "devices").tables
+    assert [row[3] for row in table.rows] == ["cuda:0", "cuda:1"]
+    assert "sweep devices" in plain(table.caption)
+    labels = ["devices-cuda-0", "devices-cuda-1", "ranks-cuda-0", "ranks-cuda-1"]
+    assert [view.label for view in report.views] == labels
 
 
 def test_a_step_alone_is_its_mean_and_a_readback_its_90th_percentile() -> None:
