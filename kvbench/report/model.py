@@ -212,10 +212,9 @@ class Chapter:
         """Which run is shown, and which others could be, on the first page how many; "" where there is one alone."""
         if not self.others:
             return ""
-        others = ", ".join(view.label for view in self.others)
         if self.section.config:
-            others = f"{len(self.others)} other {'run' if len(self.others) == 1 else 'runs'}"
-        return f"Run {self.view.label}; also measured in {others}."
+            return f"Run {self.view.label}; measured in {len(self.others) + 1} runs."
+        return f"Run {self.view.label}; also measured in {', '.join(view.label for view in self.others)}."
 
     @property
     def details(self) -> Sequence[DataTable]:

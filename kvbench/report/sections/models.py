@@ -82,8 +82,10 @@ def _part(sides: Sequence[ModelSide]) -> Part:
     tables = [_pairs(side, state) for side, state in compared]
     tables += [_all(side, state) for side, state in batched if side.backends(state) - {PER_BLOCK, BATCHED}]
     # Findings speak of one state of the stream alone, the first that was measured.
-    findings = [_finding(side, state) for side, state in compared if state == compared[0][1]]
-    return Part([*filter(None, findings)], tables=tables)
+    findings = (
+        _findings([side for side, state in compared if state == compared[0][1]], compared[0][1]) if compared else []
+    )
+    return Part(findings, tables=tables)
 
 
 def _sides(view: View) -> list[ModelSide] | str:
@@ -115,7 +117,13 @@ def _shape(swap: ModelSwap) -> Shape:
     return swap.blocks, swap.block_bytes, swap.pattern, swap.host_pattern
 
 
-def _finding(side: ModelSide, state: str) -> str:
+def _findings(sides: Sequence[ModelSide], state: str) -> list[Text]:
+    """Say in one line, for each direction, by how much batching the copies gains or loses, from model to model."""
+    speeds = [*filter(None, (_speed_text(side, state) for side in sides))]
+    return [f"Speed of {BATCHED} over {PER_BLOCK} ({state}), by model: {'; '.join(speeds)}."] if speeds else []
+
+
+def _speed_text(side: ModelSide, state: str) -> str:
     speed_ups = {_name(swap): side.speed_up(swap, state) for swap in side.swaps}
     compared = {name: speed_up for name, speed_up in speed_ups.items() if speed_up}
     ordered = sorted((speed_up.ratio, name) for name, speed_up in compared.items() if speed_up.significant)
@@ -125,8 +133,8 @@ def _finding(side: ModelSide, state: str) -> str:
     first, last = f"{two_digits(least)}x", f"{two_digits(most)}x"
     speed = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     undecided = len(compared) - len(ordered)
-    unclear = f"; no clear difference for {undecided} of {len(compared)}" if undecided else ""
-    return f"By model, {BATCHED} {side.direction} ({state}) has {speed} the speed of {PER_BLOCK}{unclear}."
+    unclear = f", no clear difference for {undecided} of {len(compared)}" if undecided else ""
+    return f"{side.direction} {speed}{unclear}"
 
 
 def _pairs(side: ModelSide, state: str) -> DataTable:

@@ -142,15 +142,24 @@ def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (_, state), first = kinds[0]
     name = outcomes_in(first)[0].backend_name
-    columns = _ladders_of(first).values()
-    knees = [*filter(None, map(_knee, columns))]
-    finding = f"{name}, {state} stream: no number of SMs below {first['sms'].max()} is clearly enough."
-    if knees:
-        extent = f" in {len(knees)} of {len(columns)} columns" if len(knees) < len(columns) else ""
-        extent += ", the fewest measured" if max(knees) == first["sms"].min() else ""
-        finding = f"{name}, {state} stream: {noun(max(knees), 'SM')} are enough{extent}."
+    finding = f"{name}, {state} stream: {_enough_text(_ladders_of(first), int(first['sms'].min()))}."
     kernels = {backend: cells for (backend, kind_state), cells in kinds if kind_state == state}
     return Part([finding], [_chart(ladders.view, state, kernels)], tables)
+
+
+def _enough_text(ladders: Mapping[Side, Ladder], least_sms: int) -> str:
+    """Say how many SMs are enough, where most and where fewest are; `least_sms` is the fewest measured."""
+    knees = {side: knee for side, ladder in ladders.items() if (knee := _knee(ladder))}
+    if not knees:
+        return f"no number of SMs below {max(chain.from_iterable(ladders.values()))} is clearly enough"
+    fewest, most = min(knees, key=lambda side: knees[side]), max(knees, key=lambda side: knees[side])
+    enough = noun(knees[most], "SM")
+    if knees[fewest] < knees[most]:
+        (low, low_bytes), (high, high_bytes) = fewest, most
+        enough = f"{knees[fewest]} ({low} {bytes_size(low_bytes)}) to {enough} ({high} {bytes_size(high_bytes)})"
+    extent = f" in {len(knees)} of {len(ladders)} columns" if len(knees) < len(ladders) else ""
+    extent += ", the fewest measured" if knees[most] == least_sms else ""
+    return f"{enough} are enough{extent}"
 
 
 def _ladders_of(cells: pd.DataFrame) -> dict[Side, Ladder]:

@@ -238,7 +238,7 @@ def _knee_findings(side: ContrastSide) -> Iterable[Text]:
     for arm, knee in knees.items():
         if knee:
             yield (
-                f"{arm}, {side.cell.direction}: a submission behind {count(knee.depth)} queued swaps "
+                f"{arm}, {side.cell.direction}: a submission behind {count(knee.depth)} swaps "
                 f"{slower_text(knee.height)} ({two_digits(knee.shallow_us)} to {two_digits(knee.submit_us)} us)."
             )
     arms: dict[tuple[str, int], str] = {}

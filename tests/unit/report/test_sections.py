@@ -229,7 +229,7 @@ CASES = (
         "queue",
         of(synthetic.queue_cells(), synthetic.queue_gbps),
         ["256", "2.10", "2.10", "30.0"],
-        "per_block, 1 x 32 KiB, 1 stream, h2d: a submission behind 1 024 queued swaps takes 50x as long",
+        "per_block, 1 x 32 KiB, 1 stream, h2d: a submission behind 1 024 swaps takes 50x as long",
         lambda cell: cell.queued <= 4,
     ),
     Case(
@@ -329,7 +329,7 @@ CASES = (
         "models",
         of([*cells_of(TWO), *KERNELS], rate_of, noise=0.001),
         ["llama-3-70b, TP 4", "20 480", "8 KiB", "21.0", "42.0", "4.20"],
-        "By model, batched h2d (busy) has 4x the speed of per_block.",
+        "Speed of batched over per_block (busy), by model: h2d 4x.",
         bold=["4.20"],
         title="h2d, idle stream: ms per swap, by model and backend",
         info=about(TWO),
@@ -350,7 +350,7 @@ CASES = (
             "copy engine",
             "x2.00 (copy engine)",
         ],
-        "By model, batched h2d (busy) has 4x the speed of per_block.",
+        "Speed of batched over per_block (busy), by model: h2d 4x.",
         title="h2d, busy stream: per_block against batched, 2 048 tokens in blocks of 16",
         info=about(TWO),
     ),
@@ -817,6 +817,14 @@ def test_a_ladder_is_of_many_blocks_where_some_were_measured() -> None:
     cells = [replace(ladder, blocks=blocks, sms=sms) for blocks, sms in product((64, 10_000), (1, 2, 4, 8))]
     (table,) = made_part("sm-ladder", of(cells, lambda cell: cell.sms or 0)).tables
     assert plain(table.title).endswith("median over N = 10 000")
+
+
+def test_a_ladder_says_where_most_and_where_fewest_sms_are_enough() -> None:
+    enough = {16 * KIB: 2, 4 * KIB: 4}
+    ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
+    cells = [replace(ladder, block_bytes=size, sms=sms) for size, sms in product(enough, (1, 2, 4, 8))]
+    (found,) = made_findings("sm-ladder", of(cells, lambda cell: min(cell.sms or 0, enough[cell.block_bytes])))
+    assert found == "sm, idle stream: 2 (h2d 16 KiB) to 4 SMs (h2d 4 KiB) are enough."
 
 
 def test_beside_a_decode_step_a_ladder_has_swaps_that_differ_in_the_sm_count_alone() -> None:
