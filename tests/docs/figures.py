@@ -187,9 +187,9 @@ def committed(run: str) -> Run:
 
 
 def _printed(*command: str, runs: Sequence[str] = ("engine", "beside"), lines: int = 9) -> str:
-    """The first lines that a command prints about runs of the card."""
-    folders = (f"{_LINK}/runs/{run}" for run in runs)
-    command = (sys.executable, "-m", "kvbench", *command, *folders)
+    """The first lines that a command prints about runs of the card, or about those of another where it has none."""
+    folders = [next(folder for card in CARDS if (folder := card / "runs" / run).is_dir()) for run in runs]
+    command = (sys.executable, "-m", "kvbench", *command, *(str(folder.relative_to(ROOT)) for folder in folders))
     text = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     return "\n".join(["```", *text.splitlines()[:lines], "```"])
 
