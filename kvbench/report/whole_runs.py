@@ -93,7 +93,7 @@ def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
     which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
     calls, swaps = (when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
     slower = f": calls {_change_text(calls)}, swaps {_change_text(swaps)}" if calls and swaps else ""
-    return f"{share:.0%} of the visits were disturbed{which}{slower}"
+    return f"{share:.0%} of visits disturbed{which}{slower}"
 
 
 def _change_text(ratios: Sequence[float]) -> str:

@@ -262,7 +262,7 @@ def _fastest_text(side: ContrastSide, lines: Sequence[Line], over: Key, unit: st
         ends_of_stretch = " to ".join(dict.fromkeys((values[0], values[-1])))
         parts.append(f"{heads[name]} {'at' if parts else f'is fastest at {unit}'.rstrip()} {ends_of_stretch}")
     open_at = [texts[value] for value, name in fastest.items() if name is None]
-    unclear = f" (no clear difference at {', '.join(open_at)})" if open_at else ""
+    unclear = f" (undecided at {', '.join(open_at)})" if open_at else ""
     return f"{', '.join(parts)}{unclear}" if parts else ""
 
 

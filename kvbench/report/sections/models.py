@@ -120,7 +120,7 @@ def _shape(swap: ModelSwap) -> Shape:
 def _findings(sides: Sequence[ModelSide], state: str) -> list[Text]:
     """Say in one line, for each direction, by how much batching the copies gains or loses, from model to model."""
     speeds = [*filter(None, (_speed_text(side, state) for side in sides))]
-    return [f"Speed of {BATCHED} over {PER_BLOCK} ({state}), by model: {'; '.join(speeds)}."] if speeds else []
+    return [f"Speed of {BATCHED} over {PER_BLOCK} ({state}): {'; '.join(speeds)}."] if speeds else []
 
 
 def _speed_text(side: ModelSide, state: str) -> str:
@@ -133,7 +133,7 @@ def _speed_text(side: ModelSide, state: str) -> str:
     first, last = f"{two_digits(least)}x", f"{two_digits(most)}x"
     speed = first if first == last else f"{first} ({slowest}) to {last} ({fastest})"
     undecided = len(compared) - len(ordered)
-    unclear = f", no clear difference for {undecided} of {len(compared)}" if undecided else ""
+    unclear = f", {undecided} of {len(compared)} undecided" if undecided else ""
     return f"{side.direction} {speed}{unclear}"
 
 

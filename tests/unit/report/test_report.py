@@ -363,12 +363,12 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
     assert "Starts differ" not in " ".join(lines_of(report_of(devices).headline))
     head = lines_of(report_of(runs).headline)
     assert "Starts differ: a tenth of 10 cells in several runs by 1.5x or more, at worst 1.5x" in head
-    assert "30% of the visits were disturbed (2: 50%)" in head
+    assert "30% of visits disturbed (2: 50%)" in head
     halves = [one for one in visits(1.0, 0) if one.round < 3 and one.cell.blocks >= 9]
     longer = [one for one in visits(1.5, 0) if one.round >= 3 and one.cell.blocks >= 9]
     slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in longer]
     half = report_of([made_run(tmp_path, [*halves, *slow], name="half")])
-    assert "50% of the visits were disturbed: calls ? +50%, swaps ? +50%" in lines_of(half.headline), "two cells"
+    assert "50% of visits disturbed: calls ? +50%, swaps ? +50%" in lines_of(half.headline), "two cells"
     quiet = lines_of(report_of([made_run(tmp_path, visits(1.0, 0), name="quiet")]).headline)
     assert not [line for line in quiet if "Starts" in line or "disturbed" in line]
 
