@@ -348,7 +348,7 @@ def _other_runs(view: View, methods: Iterable[Slowed], *, has_tail: bool = False
         if has_tail and method.longest_run is not method.run:
             parts.append((method.longest_run, f"p{max(_LEAST_TIMES)}"))
         for run, part in parts:
-            if run is not view:
+            if (run.command, run.commit) != (view.command, view.commit):  # the other devices of a sweep have both
                 parts_by_run.setdefault(run.label, {})[part] = None
                 commands[run.label] = (Code(run.command), run.commit)
     return [(f"{', '.join(parts)}: ", *commands[label]) for label, parts in parts_by_run.items()]

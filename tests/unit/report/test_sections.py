@@ -1068,6 +1068,7 @@ def test_steps_beside_swaps_of_several_devices_have_tables_of_their_own() -> Non
     methods = [plain_text(row[0]) for row in two.rows]
     assert methods == ["sm, cuda:0", "sm, cuda:1", "sm, ranks 2, cuda:0", "sm, ranks 2, cuda:1"]
     assert "sweep ranks --device cuda:all" in plain(two.caption)
+    assert not two.notes, "the caption names the command of both devices"
     (chart,) = [chart for chart in report.charts if chart.stem.startswith("beside")]
     assert [line.label for panel in chart.plot.panels for line in panel.lines] == ["sm by SM count"]
     of_several = reports.part_of(report_of(on_devices(*visits)), "beside").tables

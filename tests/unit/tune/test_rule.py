@@ -287,7 +287,7 @@ def test_two_runs_with_a_backend_each_are_compared_by_more_than_starts_differ(
     assert any(undecided in line for line in summary(runs))
     assert decided or any("batched, undecided against sm" in line for line in summary(runs))
     (table, *_) = part_of(report_of(runs), "answer").tables
-    assert re.search(r"runs run \(\w+\), run-2 \(", plain(table.caption))
+    assert re.search(r"runs copies-run \(\w+\), sm-run \(", plain(table.caption))
 
 
 def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:
