@@ -125,7 +125,8 @@ def _found(name: str) -> str:
     if not chapters:
         return f"not measured: `kvbench sweep {name}`"
     findings = " ".join(plain(finding).replace(TIMES, "x") for finding in chapters[0].part.findings[:2])
-    findings = findings.replace("on a sustained stream", "back to back")  # README explains no state but idle
+    # README explains no state but idle
+    findings = findings.replace("on a sustained stream", "back to back").replace("(opened)", "(after a fired event)")
     return f"{findings} ([table]({_link_to(chapters[0].section.short_title)}))"
 
 
@@ -168,8 +169,8 @@ def _origin(folder: Path) -> str:
     used = "".join(f", {each}" for each in sorted(packages) if each and not each.startswith("kvbench=="))
     return (
         f"{identity['gpu_name']}, driver {identity['driver_version']}{used}; {views_of(runs[:1])[0].host}; {dates}: "
-        "`kvbench sweep` with the name "
-        f"of each of these [runs]({link}/runs), then `kvbench report` ([report]({link}/report.md))."
+        f"`kvbench sweep` ([runs]({link}/runs), each with its command), then `kvbench report` "
+        f"([report]({link}/report.md))."
     )
 
 
