@@ -9,9 +9,10 @@ from kvbench.cells.policy import Policy
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import Device, Stream, SwapMemory, TimedRegion
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu, Threads
-from kvbench.measure.neighbour import JoinedNeighbour, LayeredStep, Meeting, RunningNeighbour, open_neighbour
+from kvbench.measure.neighbour import JoinedNeighbour, LayeredStep, RunningNeighbour, open_neighbour
 from kvbench.measure.pools import Pools
 from kvbench.models.steps import USUAL, StepSizes
+from kvbench.run.protocol import Meeting
 
 
 @dataclass(frozen=True)

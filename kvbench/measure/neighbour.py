@@ -1,6 +1,4 @@
-"""The neighbour of the swaps: work on streams and in memory of its own, kept running by a thread of its own; and where
-devices meet whose neighbours wait for each other.
-"""
+"""The neighbour of the swaps: work on streams and in memory of its own, kept running by a thread of its own."""
 
 import math
 import sys
@@ -12,15 +10,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import ClassVar, Final, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.engine.device import DIRECTIONS, Buffer, Device, Event, MemoryKind, Stream
 from kvbench.ground.errors import KvbenchError
+from kvbench.measure.torch_work import TorchWork
 from kvbench.models.steps import BATCH, USUAL, StepSizes
-from kvbench.run.protocol import START_ROWS, Start
+from kvbench.run.protocol import Meeting
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.
@@ -38,44 +34,8 @@ IDLE_LAYER_US: Final = 100
 IDS_BYTES, TABLE_BYTES, SAMPLED_BYTES = 16, 512, 8
 
 
-# Maximum seconds that a device waits for the others.
-MEETING_S: Final = 20
-
-
 class NeighbourError(KvbenchError):
     """The neighbour died; the message says why."""
-
-
-class Meeting:
-    """One device of a joint visit, in the file of its `start`: a column for each device.
-
-    Its first row has the visit that a device is ready for. In the other two, which take turns, it gives a number at
-    each further meeting, above them how many it has come to: a device that is a meeting ahead overwrites none that
-    another has still to read.
-    """
-
-    def __init__(self, start: Start) -> None:
-        self.place, self.visit = start.place, start.number
-        rows = np.memmap(start.path, np.int64, "r+").reshape(START_ROWS, -1)
-        self._ready, self._given, self._met = rows[0], rows[1:], 0
-        self._given[:, self.place] = 0  # before the visit begins: no device reads a number of an earlier one
-
-    def begin(self) -> None:
-        """Wait until every device is ready for the same visit; raises KvbenchError after MEETING_S seconds."""
-        self._wait(self._ready, self.visit, self.visit)
-
-    def exchange(self, number: int = 0) -> list[int]:
-        """Give a number from 0 to 2^31 and return those of all devices, in their order; raises as `begin`."""
-        self._met += 1
-        row, least = self._given[self._met % 2], self._met << 32
-        self._wait(row, least, least + number)
-        return [int(given) % (1 << 32) for given in row]
-
-    def _wait(self, row: NDArray[np.int64], least: int, own: int) -> None:
-        row[self.place], until_s = own, time.monotonic() + MEETING_S
-        while (row < least).any():  # without a pause, whose end would come late by up to a tick of the scheduler
-            if time.monotonic() > until_s:
-                raise KvbenchError(f"another device was not ready within {MEETING_S} s")
 
 
 class NeighbourWork(Protocol):
@@ -111,8 +71,6 @@ class DecodeWork(NeighbourWork):
     reads_back = True
 
     def __init__(self, device: Device, copies: Stream, model: StepSizes, meeting: Meeting | None = None) -> None:
-        from kvbench.measure.torch_work import TorchWork
-
         self._driver, self._copies, self._step = device.driver, copies, Stream(device.driver)
         self._work = TorchWork(Neighbour.DECODE, ordinal_of(device), self._step.handle, model=model, meeting=meeting)
         self._arrived, self._stepped = Event(device.driver), Event(device.driver)
@@ -344,8 +302,6 @@ def _work(device: Device, stream: Stream, kind: Neighbour, model: StepSizes) -> 
         return IdleWork(device, stream)
     if kind == Neighbour.DECODE:
         return DecodeWork(device, stream, model)
-    from kvbench.measure.torch_work import TorchWork
-
     return TorchWork(kind, ordinal_of(device), stream.handle, model=model)
 
 
@@ -371,8 +327,6 @@ class LayeredStep:
                 lambda: device.driver.delay(IDLE_LAYER_US * 1000, handle)
             ] * cell.layers
             return
-        from kvbench.measure.torch_work import TorchWork
-
         work = TorchWork(cell.neighbour, ordinal_of(device), self._stream.handle, cell.layers)
         self._layers, self._thread = work.parts, work.thread
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from msgspec.structs import replace
 
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import LAYERS_OF_70B
-from kvbench.measure.neighbour import Meeting, NeighbourWork
 from kvbench.models.steps import BATCH, CONTEXT, OF_70B, USUAL, StepSizes
+from kvbench.run.protocol import Meeting
 
 WARMUPS: Final = 3
 
@@ -19,7 +19,7 @@ Iterate = Callable[[], object]
 Layer = Callable[[Any], Any]
 
 
-class TorchWork(NeighbourWork):
+class TorchWork:
     """Iterations of one kind on the stream `handle`, captured in CUDA graphs, with their data in memory of torch.
 
     An iteration is a decode step of `BATCH` sequences, or one layer of a prefill of one sequence: layer by layer, the
@@ -27,6 +27,8 @@ class TorchWork(NeighbourWork):
     that number of layers. `parts` are its graphs: of a layer each with `layers`, else one. A decode step with a
     `meeting` is one of its ranks.
     """
+
+    reads_back: ClassVar = False
 
     def __init__(
         self, kind: Neighbour, ordinal: int, handle: int, layers: int = 0, model: StepSizes = USUAL,

@@ -39,7 +39,6 @@ from kvbench.machine.sources import far_pages, stay_near
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.layout import Layout
-from kvbench.measure.neighbour import Meeting
 from kvbench.measure.pools import Pools
 from kvbench.measure.replay import Placed, place, set_up_replay
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
@@ -195,7 +194,7 @@ class Worker:
         began, start_ns, ready = int(time.time()), time.monotonic_ns(), list[SetUp]()
         arms = None
         try:
-            self._meeting = meeting = None if request.start is None else Meeting(request.start)
+            self._meeting = meeting = None if request.start is None else protocol.Meeting(request.start)
             with self._bench.threads.ours() if all(is_own(cell.backend) for cell in cells) else nullcontext():
                 arms_layouts: Sequence[Sequence[Layout] | None] = [None]  # of a cell that is alone in its visit
                 if len(cells) > 1:

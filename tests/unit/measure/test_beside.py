@@ -127,7 +127,7 @@ def test_an_iteration_takes_from_the_end_of_the_one_before_it_and_its_readback_f
 def test_a_decode_step_waits_for_its_inputs_and_its_readback_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device alone: two copies in, the step behind them, one copy out behind the step, all copies in order."""
     calls = mock.Mock()
-    monkeypatch.setattr("kvbench.measure.torch_work.TorchWork", mock.Mock(return_value=calls.work))
+    monkeypatch.setattr("kvbench.measure.neighbour.TorchWork", mock.Mock(return_value=calls.work))
     monkeypatch.setattr("kvbench.measure.neighbour.Stream", mock.Mock(return_value=mock.Mock(handle="step")))
     monkeypatch.setattr("kvbench.measure.neighbour.Event", mock.Mock(side_effect=[calls.arrived, calls.stepped]))
     buffer = lambda _, kind, size_bytes: mock.Mock(address=kind, size_bytes=size_bytes)  # noqa: E731

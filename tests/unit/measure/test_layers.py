@@ -115,7 +115,7 @@ def test_a_layer_waits_for_its_own_mark_and_no_other(bench: Bench, layers: int, 
 
 
 def test_a_layer_of_a_step_waits_for_100_us_or_is_one_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.measure.torch_work.TorchWork", of_torch := mock.Mock())
+    monkeypatch.setattr("kvbench.measure.neighbour.TorchWork", of_torch := mock.Mock())
     for name in ("Stream", "Event", "Buffer"):
         monkeypatch.setattr(f"kvbench.measure.neighbour.{name}", mock.MagicMock())
     device = mock.Mock()

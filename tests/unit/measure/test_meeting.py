@@ -14,10 +14,10 @@ from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.ground.errors import KvbenchError
 from kvbench.measure.bench import Bench
-from kvbench.measure.neighbour import IdleWork, Meeting
+from kvbench.measure.neighbour import IdleWork
 from kvbench.measure.samples import set_up
 from kvbench.measure.torch_work import join
-from kvbench.run.protocol import START_ROWS, MeasureCells, Start
+from kvbench.run.protocol import START_ROWS, MeasureCells, Meeting, Start
 from kvbench.sweep.spec import Sampling
 from tests.visits import bench_of, visited
 
