@@ -11,8 +11,7 @@ import pandas as pd
 
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import FLOORS
-from kvbench.report.view import is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.results.outcomes import Outcome, is_measured
 
 OUTCOME: Final = "outcome"
 

@@ -233,8 +233,10 @@ def _divide(ax: Axes, x: float, left: str, right: str) -> None:
     letters, height = _BESIDE_EDGE
     for label, offset, side in ((left, -5, "right"), (right, 5, "left")):
         for number, words in enumerate(textwrap.wrap(label, letters)):
-            style = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": side, "va": "center"}
-            ax.annotate(words, (x, 0.3), (offset, -number * height), **style)  # type: ignore[arg-type]
+            ax.annotate(
+                words, (x, 0.3), (offset, -number * height),
+                xycoords=("data", "axes fraction"), textcoords="offset points", ha=side, va="center",
+            )  # fmt: skip
 
 
 def _laid_out(text: ChartText, keys: Sequence[Artist], panels: int, columns: int) -> tuple[Figure, list[Axes]]:

@@ -16,8 +16,8 @@ from kvbench.ground.text import short
 from kvbench.report import markdown
 from kvbench.report.document import FOLD
 from kvbench.report.numbers import bytes_size, count, figure
-from kvbench.report.view import View, is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import View
+from kvbench.results.outcomes import Outcome, is_measured
 
 CELL_HEADER: Final = (
     "Run", "Backend", "Dir", "Stream", "Blocks", "Block size", "GB/s", "Quartiles", "Share of the ceiling", "Time, us",

@@ -13,9 +13,9 @@ from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
 from kvbench.ground.text import counted, range_text, short
 from kvbench.report.model import ChartText, Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, SIGNS, TIMES, bytes_size, count, figure, noun, with_interval
-from kvbench.report.view import Pinned, View, is_measured
+from kvbench.report.view import Pinned, View
 from kvbench.report.whole_runs import HOST_COPIES, low_ceilings
-from kvbench.results.outcomes import BETWEEN, CHAIN_TIME, Outcome
+from kvbench.results.outcomes import BETWEEN, CHAIN_TIME, Outcome, is_measured
 
 Clock = str | tuple[str, ...]
 # What the figures of a stream state, or a time, include.

@@ -19,7 +19,7 @@ from kvbench.cells.cell import AXES, SwapShape, axes_of
 from kvbench.cells.facts import FLOORS
 from kvbench.ground.text import short
 from kvbench.results import Run
-from kvbench.results.outcomes import Outcome, grouped
+from kvbench.results.outcomes import Outcome, grouped, is_measured
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,11 +93,6 @@ def _values(outcomes: Sequence[Outcome], axis: str) -> dict[Outcome, str | None]
     if any(value is not None and outcome.status != "skipped" for outcome, value in values.items()):
         return {outcome: LATER.get(axis) if value is None else value for outcome, value in values.items()}
     return values
-
-
-def is_measured(outcome: Outcome) -> bool:
-    """Whether the cell has figures."""
-    return outcome.status == "ok"
 
 
 def compare(base: Outcome, other: Outcome, time: str = "swap_us") -> Comparison:

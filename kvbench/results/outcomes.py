@@ -172,6 +172,11 @@ def outcomes_of(
     return outcomes
 
 
+def is_measured(outcome: Outcome) -> bool:
+    """Whether the cell has figures."""
+    return outcome.status == "ok"
+
+
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """The items by their keys, in the order of the first of each."""
     groups: dict[Key, list[Item]] = {}

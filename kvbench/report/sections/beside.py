@@ -47,9 +47,9 @@ from kvbench.report.tables import (
     sign_of,
     swap_text,
 )
-from kvbench.report.view import DIRECTIONS, View, is_measured
+from kvbench.report.view import DIRECTIONS, View
 from kvbench.results import Beside
-from kvbench.results.outcomes import Cost, Outcome, grouped, over_starts, slowdown_of
+from kvbench.results.outcomes import Cost, Outcome, grouped, is_measured, over_starts, slowdown_of
 
 # GB/s at which the methods of swapping are compared.
 RATES: Final = (10, 20, 40)

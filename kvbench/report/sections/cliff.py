@@ -21,8 +21,8 @@ from kvbench.report import tables
 from kvbench.report.cells import cells_of, grid_of, lines_of, measured, outcomes_in, rows_with
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, is_wide
-from kvbench.report.view import View, is_measured
-from kvbench.results.outcomes import Outcome, grouped
+from kvbench.report.view import View
+from kvbench.results.outcomes import Outcome, grouped, is_measured
 from kvbench.results.schema import EffectivePath
 
 Series = tuple[str, Direction, str]  # backend, direction, stream state

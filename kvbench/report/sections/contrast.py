@@ -24,8 +24,8 @@ from kvbench.report import tables
 from kvbench.report.cells import OUTCOME, by_axes, grid_of, lines_of, outcomes_in
 from kvbench.report.model import Chart, DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.view import DIRECTIONS, Pinned, View, compare, is_measured
-from kvbench.results.outcomes import Outcome, grouped
+from kvbench.report.view import DIRECTIONS, Pinned, View, compare
+from kvbench.results.outcomes import Outcome, grouped, is_measured
 
 Line = Mapping[str, Outcome]  # by arm
 Value = Callable[[Cell], Any]

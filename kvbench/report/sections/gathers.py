@@ -13,8 +13,8 @@ from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun, with_interval
 from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Key, Line, backend, size
 from kvbench.report.tables import microseconds
-from kvbench.report.view import Pinned, View, is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import Pinned, View
+from kvbench.results.outcomes import Outcome, is_measured
 
 # Above, throughput falls: address translations no longer stay cached. A decode step fetches fewer rows.
 _FITTED_ROWS: Final = 20_000

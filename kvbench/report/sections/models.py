@@ -30,8 +30,8 @@ from kvbench.report.tables import (
     rate,
     ratio_text,
 )
-from kvbench.report.view import AS_ENGINES, DIRECTIONS, Pinned, View, compare, is_measured
-from kvbench.results.outcomes import Outcome
+from kvbench.report.view import AS_ENGINES, DIRECTIONS, Pinned, View, compare
+from kvbench.results.outcomes import Outcome, is_measured
 
 _SHAPE: Final = ("blocks", "block_bytes", "pattern", "host_pattern")
 Shape = tuple[int, int, str, str]

@@ -18,8 +18,8 @@ from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import measured_table, method_of, rate, ratio_text, swap_text
-from kvbench.report.view import STATES, Pinned, View, compare, is_measured
-from kvbench.results.outcomes import Outcome, grouped, opposite_rate
+from kvbench.report.view import STATES, Pinned, View, compare
+from kvbench.results.outcomes import Outcome, grouped, is_measured, opposite_rate
 
 MIN_LENGTHS: Final = 3  # two show that extents matter, not from where on
 _HOT, _FAR = "hot, dense", "fresh, scattered"

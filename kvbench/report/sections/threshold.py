@@ -17,8 +17,8 @@ from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import GBPS
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, backends, first_of, turns
 from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
-from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare, is_measured
-from kvbench.results.outcomes import Outcome, grouped
+from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare
+from kvbench.results.outcomes import Outcome, grouped, is_measured
 
 USUAL_BLOCKS: Final = 10_000
 _MIN_SIZES: Final = 2  # one below the crossover, one above
