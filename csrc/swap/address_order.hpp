@@ -24,13 +24,7 @@ class AddressOrder {
   [[nodiscard]] std::span<const std::uint32_t> indices() const { return indices_; }
 
  private:
-  struct Entry {
-    Address key;
-    std::uint32_t index;
-  };
-
-  std::vector<Entry> entries_;
-  std::vector<Entry> scratch_;
+  std::vector<Address> entries_, scratch_;  ///< above the index, the bits in which addresses differ
   std::vector<std::uint32_t> indices_;
 };
 

@@ -45,14 +45,14 @@ class StagedCopier final : public ListCopier {
     if (descriptors.route) descriptors.route->check(descriptors);
     if (descriptors.size() == 0) return true;
     if (std::ranges::max(descriptors.bytes) > kStagedPageBytes) return false;
+    Descriptors list = descriptors;
+    if (!list.sizes.read) list.sizes = BlockSizes(list.bytes);
     // Sorted only where needed: an engine's lists mostly have the order of its pages.
-    ordered_ = !in_long_runs(host_of(descriptors), descriptors.bytes);
-    Descriptors list = ordered_ ? order_.arrange(descriptors) : descriptors;
+    ordered_ = !in_long_runs(host_of(list), list.bytes);
+    if (ordered_) list = order_.arrange(list);
     if (ordered_ && !in_long_runs(host_of(list), list.bytes)) return false;
     StagingRing* const ring = rings_->take(stream);
     if (!ring) return false;
-    list.sizes = descriptors.sizes.read ? descriptors.sizes : BlockSizes(descriptors.bytes);
-    list.route = descriptors.route;
     submit(list, *ring, stream);
     return true;
   }

@@ -58,15 +58,19 @@ struct DescriptorList {
     destinations.resize(entries);
     bytes.resize(entries);
   }
-  /// Becomes the entries of a list that have these indices.
+  /// Becomes the entries of a list that have these indices; sizes that are known to be equal stay the list's.
   Descriptors take(const Descriptors& list, const auto& indices) {
+    const bool equal = list.sizes.read && list.sizes.equal();
     resize(indices.size());
     for (std::size_t i = 0; i < indices.size(); ++i) {
       sources[i] = list.sources[indices[i]];
       destinations[i] = list.destinations[indices[i]];
-      bytes[i] = list.bytes[indices[i]];
+      if (!equal) bytes[i] = list.bytes[indices[i]];
     }
-    return {sources, destinations, bytes, {}, list.source_order_any, list.route, list.beside};
+    Descriptors taken{sources, destinations, bytes, {}, list.source_order_any, list.route, list.beside};
+    if (equal) taken.bytes = list.bytes.first(indices.size());
+    if (equal) taken.sizes = list.sizes;
+    return taken;
   }
 };
 
