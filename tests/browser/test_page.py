@@ -32,7 +32,7 @@ def cliff(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     again = synthetic.visits([WANTED], round_=1)
     records = [*synthetic.ceilings(), *measured, *again, synthetic.failure(first, "error 719")]
     folder = tmp_path_factory.mktemp("cliff")
-    run = made_run(folder, [*records, synthetic.skip(second, "needs 9 GB")])
+    run = made_run(folder, [*records, synthetic.skip(second, f"needs /{'long_names' * 9}.so")])
     write_report(report_files([run]), folder / "report")
     return run, folder / "report" / "report.html"
 
