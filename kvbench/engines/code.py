@@ -95,7 +95,8 @@ class EngineCode:
             return None
         needed = next((text for text in metadata.requires(self.package) or () if _is_torch(text)), "torch")
         present = f"this is torch {metadata.version('torch')}"
-        return f"{self.package} {self.version} needs {needed}, {present}: {file.rpartition('/')[2]} {error}"
+        name, folder = file.rpartition("/")[2], f"{self.path(file).parent}/"  # a run's reasons name no folder
+        return f"{self.package} {self.version} needs {needed}, {present}: {name} {error.replace(folder, '')}"
 
     def settings(self, file: str) -> tuple[EngineSetting, ...]:
         """The settings, names in capitals, of a Python file; raises KvbenchError for one that it lacks."""
