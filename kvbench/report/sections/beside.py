@@ -79,7 +79,8 @@ class Side(NamedTuple):
 
     @property
     def title(self) -> str:
-        return comma_separated(f"{self.step}, {self.direction}", _at_once(self.devices))
+        at_once = f"{self.devices} devices at once" if self.devices > 1 else ""
+        return comma_separated(f"{self.step}, {self.direction}", at_once)
 
 
 @dataclass(frozen=True)
@@ -268,10 +269,6 @@ def _compared_group(name: str, outcome: Outcome) -> tuple[object, ...]:
     """What cells share that are compared on an axis."""
     cell = outcome.cell
     return cell.direction, cell.devices, cell.backend if AXES[name].depends_on_backend else ""
-
-
-def _at_once(devices: int) -> str:
-    return f"{devices} devices at once" if devices > 1 else ""
 
 
 def _part(view: View, tried: Sequence[Slowed]) -> Part:
