@@ -270,11 +270,11 @@ def views_of(runs: Sequence[Run]) -> list[View]:
     machines = [View(run, "").machine for run in runs]
     drivers = Counter(title for title, _ in set(machines))
     paths = [Path(run.path).absolute() for run in runs]
-    names = Counter(path.name for path in paths)
+    names = Counter(zip(machines, (path.name for path in paths), strict=True))
     for run, path, (title, driver) in zip(runs, paths, machines, strict=True):
         short_title = title.removeprefix("NVIDIA ")
         card = f"{short_title}, {driver}" if drivers[title] > 1 else short_title if drivers.total() > 1 else ""
-        folder = f"{path.parent.name} {path.name}" if names[path.name] > 1 else path.name
+        folder = f"{path.parent.name} {path.name}" if names[(title, driver), path.name] > 1 else path.name
         # It becomes a part of file names and of links to them.
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", f"{card} {folder}").strip("-") or "run"
         taken = {view.label for view in views}

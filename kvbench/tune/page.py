@@ -157,10 +157,15 @@ def head_of(advice: Advice) -> str:
     answered = [answer for answer in advice.answers if answer.use]
     if not answered:
         return "Beside a step: needs a GPU" if advice.origin.on_host else ""
-    blocks = range_text((answer.blocks for answer in answered), str)
-    sizes = range_text((answer.block_bytes for answer in answered), size_text)
     lost = "Lost: of the step, for each GB that is moved; thread: of the thread that submits"
-    return f"{blocks} blocks of {sizes}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
+    return f"{blocks_text(answered)}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
+
+
+def blocks_text(answers: Iterable[Answer]) -> str:
+    """Of which swaps answers are: "4096 to 5000 blocks of 16 KiB"."""
+    sizes = [(answer.blocks, answer.block_bytes) for answer in answers]
+    blocks, block_bytes = zip(*sizes, strict=True)
+    return f"{range_text(blocks, str)} blocks of {range_text(block_bytes, size_text)}"
 
 
 def others_of(advice: Advice) -> list[list[str]]:

@@ -1,16 +1,19 @@
 """The answer: what to use on a machine, what that takes, and what it costs the work beside it; or all cells."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Final
 
+from kvbench.analysis.compare import Verdict
 from kvbench.ground.errors import UsageError
 from kvbench.report.model import DataTable, Once, Part, PartOrReason
-from kvbench.report.numbers import bytes_size, count
+from kvbench.report.numbers import ABSENT, SIGNS, bytes_size, count
+from kvbench.report.sections.machines import answers_of_machines
 from kvbench.report.tables import (
     INCLUDES,
     caption,
+    comma_separated,
     format_cell,
     measured_table,
     method_of,
@@ -23,21 +26,41 @@ from kvbench.report.view import View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune import page
 from kvbench.tune.advice import Advice, advise
+from kvbench.tune.situations import Answer
 
 _MOST: Final = 64  # cells: a longer table is read in summary.csv
 _HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s", "Thread us")
 
 
 def make(view: View) -> PartOrReason:
-    """Make the answer of all runs of one machine; those of several stand side by side."""
+    """Make the answer of all runs of a machine, or those of several machines side by side."""
     views = (*view.earlier, view)
-    if view.card:
-        return ""
+    machines = [*grouped(views, lambda run: run.machine).values()]
+    if len(machines) > 1:
+        by_situation = answers_of_machines(machines)
+        return partial(_side_by_side, machines, by_situation) if by_situation else ""
     runs = [run.run for run in views]
     try:
         return partial(_part, views, advise(runs))
     except UsageError as none:
         return str(none)
+
+
+def _side_by_side(machines: Sequence[Sequence[View]], by_situation: Mapping[str, Sequence[Answer | None]]) -> Part:
+    """The six rows with a column for each machine, "sm (4 SMs), pace 85%, 44.8 GB/s, 1.05x"."""
+    cards = [runs[0].card for runs in machines]
+    rows = [[name, *(_use_text(answer) if answer else ABSENT for answer in row)] for name, row in by_situation.items()]
+    columns = zip(*by_situation.values(), strict=True)
+    notes = [f"{card}: {page.blocks_text(filter(None, answers))}" for card, answers in zip(cards, columns, strict=True)]
+    notes.append("GB/s of the swaps; x: how many times as long the step beside them takes")
+    return Part(tables=[DataTable("What to use", ("Swap", *cards), rows, notes, left=1 + len(cards))])
+
+
+def _use_text(answer: Answer) -> str:
+    assert answer.use
+    step = f"{answer.use.slowdown[0]:.2f}x" if answer.use.slowdown else ""
+    sign = SIGNS[Verdict.UNDECIDED] if answer.undecided else ""
+    return sign + comma_separated(page.use_of(answer), f"{page.three_digits(answer.use.gbps)} GB/s", step)
 
 
 def _part(views: Sequence[View], advice: Advice) -> Part:

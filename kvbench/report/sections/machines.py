@@ -25,6 +25,7 @@ from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.evidence import dates_text, shapes_of
 from kvbench.tune.page import situation_text, use_of
+from kvbench.tune.situations import Answer
 
 # Of the swaps that all machines have: a small one in us, and a large one in GB/s.
 WANTED: Final = tuple(
@@ -73,10 +74,8 @@ def _part(machines: Sequence[Sequence[View]]) -> Part:
     for shape in shapes:
         ceilings = [of_machine.get(shape.direction, 0.0) for of_machine in ceilings_gbps]
         rows += _swap_rows(shape, [reached[shape] for reached in swaps], ceilings)
-    recommended = [_recommended(runs) for runs in machines]
-    for situation in dict.fromkeys(chain.from_iterable(recommended)):
-        texts = [by_situation.get(situation, ABSENT) for by_situation in recommended]
-        rows.append(_Row(f"Recommended, {situation}", texts))
+    for situation, answers in answers_of_machines(machines).items():
+        rows.append(_Row(f"Recommended, {situation}", [use_of(answer) if answer else ABSENT for answer in answers]))
     rows = [row for row in rows if {*row.texts} != {ABSENT}]
     shipped = _shipped(swaps, shapes)
     notes: list[Text] = [_CHOSEN] if shapes else [_NONE_IN_COMMON]
@@ -189,10 +188,15 @@ def _swap_rows(shape: SwapShape, swaps: Sequence[MachineFigures], ceilings: Sequ
     return rows if in_us else [*rows, _Row(f"{swap}, best of ceiling", shares)]
 
 
-def _recommended(runs: Sequence[View]) -> dict[str, str]:
-    """What to use for swaps of the usual blocks, by direction and situation, where that was measured."""
+def answers_of_machines(machines: Iterable[Sequence[View]]) -> dict[str, list[Answer | None]]:
+    """What to use on each machine for swaps of the usual blocks, by direction and situation; None: not measured."""
+    columns = [{situation_text(answer): answer for answer in _answers(runs)} for runs in machines]
+    return {situation: [column.get(situation) for column in columns] for situation in dict.fromkeys(chain(*columns))}
+
+
+def _answers(runs: Sequence[View]) -> list[Answer]:
     try:
         advice = advise([view.run for view in runs])
     except UsageError:
-        return {}
-    return {situation_text(answer): use_of(answer) for answer in advice.answers if answer.use}
+        return []
+    return [answer for answer in advice.answers if answer.use]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.cells.axes import Direction
+from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
@@ -13,7 +13,7 @@ from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run
 from tests import synthetic
-from tests.reports import lines_of, made_run, rows_of, sections_of
+from tests.reports import lines_of, made_run, part_of, rows_of, sections_of
 
 SWAPS = ((64, 4096), (10_000, 4096), (10_000, 65_536))
 
@@ -40,6 +40,25 @@ def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> N
     assert [text.split(":")[0] for text in rows["h2d 10 000 x 4 KiB, GB/s: best"]] == ["40.0", "50.0"]
     assert not any(" 64 x" in name for name in rows)
     assert rows["Recommended, h2d alone"] == ["sm (4 SMs)", "sm (4 SMs)"]
+
+
+def test_the_first_page_has_a_column_with_the_answer_of_each_machine(tmp_path: Path) -> None:
+    """Beside a step too, where that was measured: an answer is that of one machine."""
+    decode = Cell("sm", Direction.D2H, 4096, 16_384, sms=2, neighbour=Neighbour.DECODE)
+    open_cells = [Cell(name, Direction.H2D, 64, 4096) for name in ("batched", "per_block")]
+    beside = made_run(tmp_path, synthetic.beside(decode, 1.25, 40.0), synthetic.info("NVIDIA H200"), "beside")
+    runs = [run(tmp_path, "NVIDIA H100", 40.0), run(tmp_path, "NVIDIA H200", 50.0), beside]
+    (table,) = part_of(report_of(runs), "answer").tables
+    assert lines_of(table.header) == ["Swap", "H100", "H200"]
+    assert rows_of(table) == {
+        "h2d alone": ["sm (4 SMs), 40 GB/s", "sm (4 SMs), 50 GB/s"],
+        "d2h beside decode": [ABSENT, "sm (2 SMs), 40 GB/s, 1.25x"],
+    }
+    few = [made_run(tmp_path / card, synthetic.visits(open_cells), synthetic.info(card)) for card in "CD"]
+    assert all(texts[0].startswith("? ") for texts in rows_of(part_of(report_of(few), "answer").tables[0]).values())
+    assert lines_of(table.notes)[:2] == ["H100: 10000 blocks of 4 KiB", "H200: 4096 to 10000 blocks of 4 KiB to 16 KiB"]
+    alike = [made_run(tmp_path / card, synthetic.beside(decode, 1.25, 40.0), synthetic.info(card)) for card in "AB"]
+    assert [view.label for view in views_of(alike)] == ["A-run", "B-run"]
 
 
 def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
