@@ -20,6 +20,7 @@ from kvbench.cells.facts import FLOORS
 from kvbench.ground.text import short
 from kvbench.results import Run
 from kvbench.results.outcomes import Outcome, grouped, is_measured
+from kvbench.tune.advice import Advice, advise
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,6 +243,11 @@ class View:
     def of_machine(self) -> "list[View]":
         """The runs of this machine, up to this one."""
         return [view for view in (*self.earlier, self) if view.machine == self.machine]
+
+    @cached_property
+    def advice(self) -> Advice:
+        """What to use on this machine, by its runs up to this one; raises UsageError where these do not tell."""
+        return advise([view.run for view in self.of_machine])
 
     @property
     def date(self) -> str:

@@ -25,7 +25,7 @@ from kvbench.report.tables import (
 from kvbench.report.view import View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune import page
-from kvbench.tune.advice import Advice, advise
+from kvbench.tune.advice import Advice
 from kvbench.tune.situations import Answer
 
 _MOST: Final = 64  # cells: a longer table is read in summary.csv
@@ -39,9 +39,8 @@ def make(view: View) -> PartOrReason:
     if len(machines) > 1:
         by_situation = answers_of_machines(machines)
         return partial(_side_by_side, machines, by_situation) if by_situation else ""
-    runs = [run.run for run in views]
     try:
-        return partial(_part, views, advise(runs))
+        return partial(_part, views, view.advice)
     except UsageError as none:
         return str(none)
 

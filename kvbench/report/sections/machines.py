@@ -21,7 +21,6 @@ from kvbench.report.view import View, pin
 from kvbench.report.whole_runs import ceilings_text
 from kvbench.results.outcomes import grouped
 from kvbench.results.rundir import ceilings_of
-from kvbench.tune.advice import advise
 from kvbench.tune.answer import ShapeAnswer, answers_of
 from kvbench.tune.evidence import dates_text, shapes_of
 from kvbench.tune.page import situation_text, use_of
@@ -196,7 +195,6 @@ def answers_of_machines(machines: Iterable[Sequence[View]]) -> dict[str, list[An
 
 def _answers(runs: Sequence[View]) -> list[Answer]:
     try:
-        advice = advise([view.run for view in runs])
+        return [answer for answer in runs[-1].advice.answers if answer.use]
     except UsageError:
         return []
-    return [answer for answer in advice.answers if answer.use]
