@@ -306,7 +306,7 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
             situation = cell.situation
             is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
             competes = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
-            competes = competes and cell.priority is Priority.NONE and cell.devices == 1
+            competes = competes and cell.priority is Priority.NONE
             if situation in (None, Situation.ALONE) or not competes or outcome.status != "ok" or not outcome.costs:
                 continue
             choice = Choice.of_cell(cell, plug_in=outcome.plug_in)
@@ -317,10 +317,15 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
 
 
 def _beside_one_neighbour(costs: Mapping[tuple[Choice, Cell], Mapping[int, Cost]]) -> list[Arm]:
-    """The arms beside the usual neighbour of a situation, or the one that most cells have."""
+    """The arms beside the usual neighbour of a situation, or the one that most cells have.
+
+    They are of one device; without such cells of the fewest that swap at once, and of the most ranks, as in an engine.
+    """
     counts = Counter(cell.neighbour for _, cell in costs)
     usual = next(filter(counts.get, (Neighbour.DECODE, Neighbour.PREFILL)), counts.most_common(1)[0][0])
-    return [Arm(choice, cell, visits) for (choice, cell), visits in costs.items() if cell.neighbour == usual]
+    arms = [Arm(choice, cell, visits) for (choice, cell), visits in costs.items() if cell.neighbour == usual]
+    at_once = min((arm.cell.devices, -arm.cell.ranks) for arm in arms)
+    return [arm for arm in arms if (arm.cell.devices, -arm.cell.ranks) == at_once]
 
 
 def gathers_of(runs: Sequence[Run]) -> dict[int, dict[int, float]]:

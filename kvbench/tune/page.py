@@ -93,7 +93,7 @@ def rows_of(answers: Iterable[Answer]) -> list[list[str]]:
 
 
 def _row(answer: Answer) -> list[str]:
-    first = [answer.direction.value, answer.situation.beside]
+    first = [answer.direction.value, answer.beside]
     if answer.use is None:
         return [*first, answer.none, *[NOTHING] * (len(HEADER) - 4), _otherwise_text(answer)]
     use = answer.use
@@ -112,7 +112,7 @@ def use_of(answer: Answer) -> str:
 
 def place_of(answer: Answer) -> str:
     """What the swaps of an answer run beside: "alone" or "beside decode"."""
-    return "alone" if answer.situation is Situation.ALONE else f"beside {answer.situation.beside}"
+    return "alone" if answer.situation is Situation.ALONE else f"beside {answer.beside}"
 
 
 def situation_text(answer: Answer) -> str:
@@ -175,7 +175,7 @@ def others_of(advice: Advice) -> list[list[str]]:
         if answer.methods and answer.situation is not Situation.ALONE:
             swap = _time_text(answer.use.us) if answer.use else NOTHING
             fastest = _method_text(answer.gentle), _method_text(answer.fastest)
-            rows.append([answer.direction.value, answer.situation.beside, swap, *fastest, _alike_text(answer)])
+            rows.append([answer.direction.value, answer.beside, swap, *fastest, _alike_text(answer)])
     return rows
 
 
@@ -192,7 +192,7 @@ def lines_of(advice: Advice) -> Iterator[str]:
     for answer in advice.answers:
         if answer.other_layouts:
             texts = "; ".join(map(_layout_text, answer.other_layouts))
-            yield f"{answer.direction} beside {answer.situation.beside} in other layouts: {texts}"
+            yield f"{answer.direction} beside {answer.beside} in other layouts: {texts}"
     yield from _listed("undecided against", alone, lambda answer: _methods_text(answer.undecided))
     yield from _listed("compared with", advice.answers, lambda answer: _methods_text(answer.compared_with))
 

@@ -112,7 +112,7 @@ class Answer:
     that another run could prefer. `otherwise` is the best by the other criterion: beside a step the fastest that keeps
     it within `GENTLE`, or at any price, alone the fastest of another method. `gentle` and `fastest` are of `methods`,
     all that were measured. The choice was made by `visits`. In `other_layouts` of the blocks, which some methods need,
-    nothing competes.
+    nothing competes. Beside a step `devices` swap at once, and the steps of `ranks` of these wait for each other.
     """
 
     direction: Direction
@@ -131,6 +131,14 @@ class Answer:
     methods: Sequence[Method] = ()
     visits: int = 0
     other_layouts: Sequence[InLayout] = ()
+    devices: int = 1
+    ranks: int = 1
+
+    @property
+    def beside(self) -> str:
+        """What runs beside the swaps: "decode", or "decode, 2 ranks"."""
+        at_once = f", {self.ranks} ranks" if self.ranks > 1 else f", {self.devices} devices" if self.devices > 1 else ""
+        return f"{self.situation.beside}{at_once}"
 
     @property
     def not_told_apart(self) -> list[Choice]:
@@ -154,6 +162,8 @@ class Answer:
             "fastest": self.fastest and self.fastest.to_plain(),
             "methods": [method.to_plain() for method in self.methods],
             "visits": self.visits,
+            "devices": self.devices,
+            "ranks": self.ranks,
         }
 
 
@@ -277,6 +287,8 @@ def _choose_beside(
         fastest=fastest,
         methods=by_cost,
         visits=len(contest.arms[use.choice].costs) if use else 0,
+        devices=measured[0].cell.devices,
+        ranks=measured[0].cell.ranks,
     )
 
 

@@ -82,6 +82,24 @@ def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequenc
     return run_of(folder, *visits, alone=alone)
 
 
+def test_a_run_of_several_gpus_alone_answers_for_all_of_them_at_once(tmp_path: Path) -> None:
+    """Of the steps that wait for each other, as an engine's do; beside cells of one GPU these are no choice."""
+    paced = replace(sm(4), pace="85%")
+    cells = [replace(cell, devices=2, ranks=ranks) for cell in (sm(2), paced) for ranks in (1, 2)]
+    figures = {1: (1.02, 40.0, 0.3), 2: (1.7, 40.0, 0.3)}
+    visits = [beside(in_engine(cell, Neighbour.DECODE), *figures[cell.ranks]) for cell in cells]
+    found = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
+    assert (found.devices, found.ranks, found.beside) == (2, 2, "decode, 2 ranks")
+    assert found.use
+    assert found.use.slowdown
+    assert found.use.slowdown[0] == pytest.approx(1.7)
+    assert rows_of([found])[0][:2] == ["d2h", "decode, 2 ranks"]
+    without_ranks = [visit for cell, visit in zip(cells, visits, strict=True) if cell.ranks == 1]
+    assert answer(advice_of([run_of(tmp_path / "apart", *without_ranks)]), DECODE).beside == "decode, 2 devices"
+    both = advice_of([run_of(tmp_path / "both", *visits), stores(tmp_path / "one")])
+    assert answer(both, DECODE) == answer(advice_of([stores(tmp_path / "alone")]), DECODE)
+
+
 def answer(advice: Advice, situation: Situation, direction: Direction = D2H) -> Answer:
     (found,) = (one for one in advice.answers if (one.direction, one.situation) == (direction, situation))
     return found
@@ -135,7 +153,7 @@ def test_an_answer_has_the_figures_of_its_visits(tmp_path: Path) -> None:
 def test_otherwise_the_fastest_that_keeps_a_step_within_10_percent_is_named_before_the_fastest(tmp_path: Path) -> None:
     figures = STORES | {sm(3): (1.08, 35.0, 0.3)}
     visits = [beside(in_engine(cell, Neighbour.DECODE), *of_cell) for cell, of_cell in figures.items()]
-    made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
+    made = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
     assert made.otherwise is not None and made.fastest is not None  # noqa: PT018
     assert (used(made), str(made.otherwise.choice), str(made.fastest.choice)) == ("sm sms=2", "sm sms=3", "sm sms=4")
 
@@ -183,7 +201,7 @@ def test_what_starts_set_apart_is_undecided(tmp_path: Path) -> None:
         beside(in_engine(sm(2), Neighbour.DECODE), 1.025, 22.0, 0.3),
         beside(in_engine(sm(4), Neighbour.DECODE), 1.25, 43.0, 0.3, lucky),
     ]
-    made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
+    made = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
     assert used(made) == "sm sms=2"
     assert [str(choice) for choice in made.undecided] == ["sm sms=4"]
 
@@ -319,7 +337,7 @@ def test_beside_a_step_the_largest_swap_speaks_for_a_method(tmp_path: Path) -> N
         for blocks, of_method in ((4096, STORES), (64, small))
         for cell, figures in of_method.items()
     ]
-    made = answer(advice_of([run_of(tmp_path, *visits)]), DECODE)
+    made = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
     assert made.use is not None
     assert (str(made.use.choice), made.use.gbps, made.blocks) == ("sm sms=2", pytest.approx(22), 4096)
 
