@@ -49,8 +49,9 @@ def _side_by_side(machines: Sequence[Sequence[View]], by_situation: Mapping[str,
     """The six rows with a column for each machine, "sm (4 SMs), pace 85%, 44.8 GB/s, 1.05x"."""
     cards = [runs[0].card for runs in machines]
     rows = [[name, *(_use_text(answer) if answer else ABSENT for answer in row)] for name, row in by_situation.items()]
-    columns = zip(*by_situation.values(), strict=True)
-    notes = [f"{card}: {page.blocks_text(filter(None, answers))}" for card, answers in zip(cards, columns, strict=True)]
+    columns = ([*filter(None, column)] for column in zip(*by_situation.values(), strict=True))
+    answered = {card: answers for card, answers in zip(cards, columns, strict=True) if answers}
+    notes = [f"{card}: {page.blocks_text(answers)}" for card, answers in answered.items()]
     notes.append("GB/s of the swaps; x: how many times as long the step beside them takes")
     return Part(tables=[DataTable("What to use", ("Swap", *cards), rows, notes, left=1 + len(cards))])
 

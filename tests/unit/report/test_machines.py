@@ -57,6 +57,9 @@ def test_the_first_page_has_a_column_with_the_answer_of_each_machine(tmp_path: P
     few = [made_run(tmp_path / card, synthetic.visits(open_cells), synthetic.info(card)) for card in "CD"]
     assert all(texts[0].startswith("? ") for texts in rows_of(part_of(report_of(few), "answer").tables[0]).values())
     assert lines_of(table.notes)[:2] == ["H100: 10000 blocks of 4 KiB", "H200: 4096 to 10000 blocks of 4 KiB to 16 KiB"]
+    unanswered = made_run(tmp_path, synthetic.visits(open_cells[:1]), synthetic.info("NVIDIA T4"), "batched-alone")
+    (table,) = part_of(report_of([*runs, unanswered]), "answer").tables
+    assert rows_of(table)["h2d alone"][2] == ABSENT
     alike = [made_run(tmp_path / card, synthetic.beside(decode, 1.25, 40.0), synthetic.info(card)) for card in "AB"]
     assert [view.label for view in views_of(alike)] == ["A-run", "B-run"]
 
