@@ -55,9 +55,11 @@ def snippet(report: Report, what: str = "") -> str:
     if named and what in {"", *configs}:
         return "\n".join(f"{table_text(table)}\n" for table in asked_for(report, named[0][0].measured_by))
     name, _, words = what.partition(":")
-    for section, table in named:
-        title, is_named = plain(table.title).lower(), name in (section.name, section.measured_by)
-        if (is_named and words.lower() in title) or (not words and what.lower() in title):
+    # A name comes before words: a title of the answer, too, has the words "beside steps".
+    wanted = [(table, words) for section, table in named if name in (section.name, section.measured_by)]
+    wanted += [(table, what) for _, table in named if not words]
+    for table, in_title in wanted:
+        if in_title.lower() in plain(table.title).lower():
             return table_text(table) + "\n"
     missing = [spans(text)[1:] for section, text in report.missing.items() if name in (section.name, section.config)]
     reasons = [*(f"not measured: {plain(text)}" for text in missing), _available_text(report, named)]

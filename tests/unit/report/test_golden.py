@@ -182,6 +182,11 @@ def test_the_answer_for_a_chat_has_five_lines_and_both_directions(alone: Report)
     assert all(f" {place}: " in line for place in ("alone", "beside decode", "beside prefill") for line in lines[1:3])
 
 
+def test_a_snippet_is_of_the_section_that_is_named_before_words_of_another_title(alone: Report) -> None:
+    assert snippet(alone, "beside").startswith("**Beside a step: ")
+    assert snippet(alone, "what else").startswith("**Beside steps, what else there is")
+
+
 # Fewer visits than a verdict needs decide nothing: not in a report, in the terminal, or in the answers of a tuning
 
 
