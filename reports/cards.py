@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from kvbench.cells.axes import Direction
 from kvbench.ground.errors import KvbenchError
 from kvbench.ground.files import shipped_folder
 from kvbench.ground.text import range_text
@@ -232,7 +233,7 @@ def _row(card: Path) -> list[str]:
     runs = [_run(path) for path in run_folders(card)]
     title, driver = _machine(runs[0])
     visits = [len(one.attempts) for run in runs for one in run.outcomes.values() if one.attempts]
-    ceilings = [[rate for run in runs for rate in run.ceilings().get(way, ())] for way in ("h2d", "d2h")]
+    ceilings = [[rate for run in runs for rate in run.ceiling_rates.get(way, ())] for way in Direction]
     return [
         f"[{markdown.inline(title)}]({card.name}/{REPORT_FILE})",
         markdown.inline(driver),

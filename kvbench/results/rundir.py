@@ -148,19 +148,20 @@ class Run:
         times = {cell.id: outcome.times(time) for cell, outcome in self.outcomes.items()}
         return {cell_id: by_round for cell_id, by_round in times.items() if by_round}
 
-    def ceilings(self) -> dict[str, list[float]]:
-        """Direction -> GB/s of every large copy for the ceiling, in journal order."""
-        rates: dict[str, list[float]] = {}
+    @cached_property
+    def ceiling_rates(self) -> "Mapping[Direction, Sequence[float]]":
+        """The GB/s of every large copy for the ceiling, in journal order, of each direction that has some."""
+        rates: dict[Direction, list[float]] = {}
         for record in self.others:
             if isinstance(record, Ceiling):
                 gbps = [gigabytes_per_second(record.swap_bytes, us) for us in record.event_us if us > 0]
-                rates.setdefault(record.direction, []).extend(gbps)
-        return rates
+                rates.setdefault(Direction(record.direction), []).extend(gbps)
+        return {direction: gbps for direction, gbps in rates.items() if gbps}
 
     @cached_property
     def ceilings_gbps(self) -> "Mapping[Direction, float]":
-        """The median GB/s of the large copies of each direction that has some."""
-        return ceilings_of([self])
+        """The median of these rates."""
+        return {direction: median(gbps) for direction, gbps in self.ceiling_rates.items()}
 
     def write_summary(self) -> Path:
         """Write `summary.csv` into the run directory and return its path; raises StorageError."""
@@ -173,15 +174,6 @@ class Run:
 
         write_whole(Path(path), as_csv(self.table))
         return Path(path)
-
-
-def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
-    """The median GB/s of the large copies that runs of one machine made, of each direction that has some."""
-    rates: dict[Direction, list[float]] = {}
-    for run in runs:
-        for direction, gbps in run.ceilings().items():
-            rates.setdefault(Direction(direction), []).extend(gbps)
-    return {direction: median(gbps) for direction, gbps in rates.items() if gbps}
 
 
 class _JournalReader(Iterable[Record]):

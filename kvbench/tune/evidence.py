@@ -27,7 +27,6 @@ from kvbench.ground.text import MAX_LINE, printable, short
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import Run, RunInfo, Visit
 from kvbench.results.outcomes import Cost, Key, by_cell
-from kvbench.results.rundir import ceilings_of
 from kvbench.sweep.spec import SIDES
 from kvbench.tune.candidates import Arm, Measured, MeasuredBeside, arms_by_size, round_in
 
@@ -175,6 +174,15 @@ def origin_of(runs: Sequence[Run]) -> Origin:
     trace = runs[0].trace if all(run.trace for run in runs) else {}
     machine, workload = machine_of(runs), workload_axes(runs)
     return Origin(machine, [run.info for run in runs], directions, ceilings_of(runs), workload, trace)
+
+
+def ceilings_of(runs: Iterable[Run]) -> dict[Direction, float]:
+    """The median GB/s of the large copies that runs of one machine made, of each direction that has some."""
+    rates: dict[Direction, list[float]] = {}
+    for run in runs:
+        for direction, gbps in run.ceiling_rates.items():
+            rates.setdefault(direction, []).extend(gbps)
+    return {direction: median(gbps) for direction, gbps in rates.items()}
 
 
 def machine_of(runs: Sequence[Run]) -> tuple[str, str]:

@@ -20,9 +20,8 @@ from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, pin
 from kvbench.report.whole_runs import ceilings_text
 from kvbench.results.outcomes import grouped
-from kvbench.results.rundir import ceilings_of
 from kvbench.tune.answer import ShapeAnswer, answers_of
-from kvbench.tune.evidence import dates_text, shapes_of
+from kvbench.tune.evidence import ceilings_of, dates_text, shapes_of
 from kvbench.tune.page import situation_text, use_of
 from kvbench.tune.situations import Answer
 

@@ -65,7 +65,7 @@ def test_a_torn_last_line_is_dropped_with_a_warning(run: Path, kept: float) -> N
     journal.write_bytes(data.splitlines(keepends=True)[0])
     with pytest.raises(RunDirectoryError, match="was changed since it was first read"):
         _ = [*again.records]
-    assert again.ceilings(), "known since its outcomes are"
+    assert again.ceiling_rates, "known since its outcomes are"
 
 
 def test_a_journal_that_was_cut_at_a_line_is_said_until_its_run_has_ended_again(run: Path) -> None:
