@@ -1061,14 +1061,14 @@ def test_steps_beside_swaps_of_several_devices_have_tables_of_their_own() -> Non
     visits = [visit for cell in (several, replace(several, ranks=2)) for visit in synthetic.beside(cell, 4.0, 41.0)]
     alone = [visit for sms in (2, 4) for visit in synthetic.beside(replace(decode, sms=sms), 1.25, 10.0 * sms)]
     report = report_of([reports.run_of(alone, name="beside"), *on_devices(*visits)])
-    first, one, two = reports.part_of(report, "beside").tables
+    first, of_one, of_both = reports.part_of(report, "beside").tables
     assert [lines_of(row)[1:3] for row in first.rows] == [["sm", "2"], ["sm", "4"]]
-    assert [plain_text(row[0]) for row in one.rows] == ["sm (2 SMs)", "sm (4 SMs)"]
-    assert plain(two.title).startswith("decode, d2h, 2 devices at once: ")
-    methods = [plain_text(row[0]) for row in two.rows]
+    assert [plain_text(row[0]) for row in of_one.rows] == ["sm (2 SMs)", "sm (4 SMs)"]
+    assert plain(of_both.title).startswith("decode, d2h, 2 devices at once: ")
+    methods = [plain_text(row[0]) for row in of_both.rows]
     assert methods == ["sm, cuda:0", "sm, cuda:1", "sm, ranks 2, cuda:0", "sm, ranks 2, cuda:1"]
-    assert "sweep ranks --device cuda:all" in plain(two.caption)
-    assert not two.notes, "the caption names the command of both devices"
+    assert "sweep ranks --device cuda:all" in plain(of_both.caption)
+    assert not of_both.notes, "the caption names the command of both devices"
     (chart,) = [chart for chart in report.charts if chart.stem.startswith("beside")]
     assert [line.label for panel in chart.plot.panels for line in panel.lines] == ["sm by SM count"]
     of_several = reports.part_of(report_of(on_devices(*visits)), "beside").tables
