@@ -12,7 +12,7 @@ from kvbench.measure.disturbance import GpuClocks, SteadyCpu, Threads
 from kvbench.measure.neighbour import JoinedNeighbour, LayeredStep, RunningNeighbour, open_neighbour
 from kvbench.measure.pools import Pools
 from kvbench.models.steps import USUAL, StepSizes
-from kvbench.run.protocol import Meeting
+from kvbench.run.rendezvous import Meeting
 
 
 @dataclass(frozen=True)

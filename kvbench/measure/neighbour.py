@@ -16,7 +16,7 @@ from kvbench.engine.device import DIRECTIONS, Buffer, Device, Event, MemoryKind,
 from kvbench.ground.errors import KvbenchError
 from kvbench.measure.torch_work import TorchWork
 from kvbench.models.steps import BATCH, USUAL, StepSizes
-from kvbench.run.protocol import Meeting
+from kvbench.run.rendezvous import Meeting
 
 # Work kept on the stream ahead of what runs, and its maximum in iterations: a driver's queue has room for about a
 # thousand operations, and a full queue also blocks the thread of the swaps.

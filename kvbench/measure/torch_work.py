@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from kvbench.cells.axes import Neighbour
 from kvbench.cells.blocks import LAYERS_OF_70B
 from kvbench.models.steps import BATCH, CONTEXT, OF_70B, USUAL, StepSizes
-from kvbench.run.protocol import Meeting
+from kvbench.run.rendezvous import Meeting
 
 WARMUPS: Final = 3
 

@@ -48,6 +48,7 @@ from kvbench.measure.workload import VerificationError
 from kvbench.models.steps import USUAL
 from kvbench.results.schema import CLAIMED, Ceiling, Control, Failure, FailureKind, Visit
 from kvbench.run import protocol
+from kvbench.run.rendezvous import Meeting
 from kvbench.sweep.spec import Replay
 from kvbench.sweep.swap_file import chunk, selected
 
@@ -194,7 +195,7 @@ class Worker:
         began, start_ns, ready = int(time.time()), time.monotonic_ns(), list[SetUp]()
         arms = None
         try:
-            self._meeting = meeting = None if request.start is None else protocol.Meeting(request.start)
+            self._meeting = meeting = None if request.start is None else Meeting(request.start)
             with self._bench.threads.ours() if all(is_own(cell.backend) for cell in cells) else nullcontext():
                 arms_layouts: Sequence[Sequence[Layout] | None] = [None]  # of a cell that is alone in its visit
                 if len(cells) > 1:

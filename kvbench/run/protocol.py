@@ -1,18 +1,12 @@
-"""The protocol between the parent and its worker process over stdin and stdout: one JSON object per line; and between
-the workers of several devices, in a file.
-"""
+"""The protocol between the parent and its worker process over stdin and stdout: one JSON object per line."""
 
-import time
 from typing import Final, Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from kvbench.cells.cell import AxisTexts
 from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cells.policy import Policy
-from kvbench.ground.errors import KvbenchError
 from kvbench.models.steps import StepSizes
 from kvbench.results.schema import Ceiling, Control, Failure, Roof, Visit
 from kvbench.sweep.spec import Replay, Sampling
@@ -113,8 +107,6 @@ class InTurn(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tr
 
 # Rows of the file of a `Start`: the visit that a worker is ready for, and what it gives at meetings within one.
 START_ROWS: Final = 3
-# Maximum seconds that a device waits for the others.
-MEETING_S: Final = 20
 
 
 class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -126,38 +118,6 @@ class Start(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=Tru
     path: str
     place: int
     number: int
-
-
-class Meeting:
-    """One device of a joint visit, in the file of its `start`: a column for each device.
-
-    Its first row has the visit that a device is ready for. In the other two, which take turns, it gives a number at
-    each further meeting, above them how many it has come to: a device that is a meeting ahead overwrites none that
-    another has still to read.
-    """
-
-    def __init__(self, start: Start) -> None:
-        self.place, self.visit = start.place, start.number
-        rows = np.memmap(start.path, np.int64, "r+").reshape(START_ROWS, -1)
-        self._ready, self._given, self._met = rows[0], rows[1:], 0
-        self._given[:, self.place] = 0  # before the visit begins: no device reads a number of an earlier one
-
-    def begin(self) -> None:
-        """Wait until every device is ready for the same visit; raises KvbenchError after MEETING_S seconds."""
-        self._wait(self._ready, self.visit, self.visit)
-
-    def exchange(self, number: int = 0) -> list[int]:
-        """Give a number from 0 to 2^31 and return those of all devices, in their order; raises as `begin`."""
-        self._met += 1
-        row, least = self._given[self._met % 2], self._met << 32
-        self._wait(row, least, least + number)
-        return [int(given) % (1 << 32) for given in row]
-
-    def _wait(self, row: NDArray[np.int64], least: int, own: int) -> None:
-        row[self.place], until_s = own, time.monotonic() + MEETING_S
-        while (row < least).any():  # without a pause, whose end would come late by up to a tick of the scheduler
-            if time.monotonic() > until_s:
-                raise KvbenchError(f"another device was not ready within {MEETING_S} s")
 
 
 class MeasureCells(_Message, tag="measure_cells", frozen=True, kw_only=True):

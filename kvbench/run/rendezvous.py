@@ -1,21 +1,24 @@
 """Workers that wait for each other: ranks that torchrun or srun started, which begin together, and the devices of one
-sweep, whose visits follow one order.
+sweep, whose visits follow one order, and what these give each other within a visit.
 """
 
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kvbench.cells.cell import Cell
 from kvbench.cells.installed import Installed
-from kvbench.ground.errors import UsageError, brief
+from kvbench.ground.errors import KvbenchError, UsageError, brief
 from kvbench.results import Failure, Visit
-from kvbench.run.protocol import MeasureCells, Request, Start
+from kvbench.run.protocol import START_ROWS, MeasureCells, Request, Start
 from kvbench.run.worker_process import Kind, NotAskedError, Stop, WorkerSlot
 from kvbench.sweep.spec import SweepSpec
 
@@ -24,6 +27,8 @@ _VARIABLES = (("RANK", "LOCAL_RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_LOCA
 
 # A signal is heard between two steps of a wait.
 _STEP_S: Final = 0.2
+# Maximum seconds that a device waits for the others.
+MEETING_S: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +181,35 @@ class TurnSlot(WorkerSlot):
                 number = (request.round << 48) + (request.attempt << 32) + index + 1
                 request = msgspec.structs.replace(request, start=msgspec.structs.replace(self._start, number=number))
             return super().visit(request, deadline_s)
+
+
+class Meeting:
+    """One device of a joint visit, in the file of its `start`: a column for each device.
+
+    Its first row has the visit that a device is ready for. In the other two, which take turns, it gives a number at
+    each further meeting, above them how many it has come to: a device that is a meeting ahead overwrites none that
+    another has still to read.
+    """
+
+    def __init__(self, start: Start) -> None:
+        self.place, self.visit = start.place, start.number
+        rows = np.memmap(start.path, np.int64, "r+").reshape(START_ROWS, -1)
+        self._ready, self._given, self._met = rows[0], rows[1:], 0
+        self._given[:, self.place] = 0  # before the visit begins: no device reads a number of an earlier one
+
+    def begin(self) -> None:
+        """Wait until every device is ready for the same visit; raises KvbenchError after MEETING_S seconds."""
+        self._wait(self._ready, self.visit, self.visit)
+
+    def exchange(self, number: int = 0) -> list[int]:
+        """Give a number from 0 to 2^31 and return those of all devices, in their order; raises as `begin`."""
+        self._met += 1
+        row, least = self._given[self._met % 2], self._met << 32
+        self._wait(row, least, least + number)
+        return [int(given) % (1 << 32) for given in row]
+
+    def _wait(self, row: NDArray[np.int64], least: int, own: int) -> None:
+        row[self.place], until_s = own, time.monotonic() + MEETING_S
+        while (row < least).any():  # without a pause, whose end would come late by up to a tick of the scheduler
+            if time.monotonic() > until_s:
+                raise KvbenchError(f"another device was not ready within {MEETING_S} s")

@@ -17,7 +17,8 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import IdleWork
 from kvbench.measure.samples import set_up
 from kvbench.measure.torch_work import join
-from kvbench.run.protocol import START_ROWS, MeasureCells, Meeting, Start
+from kvbench.run.protocol import START_ROWS, MeasureCells, Start
+from kvbench.run.rendezvous import Meeting
 from kvbench.sweep.spec import Sampling
 from tests.visits import bench_of, visited
 

@@ -105,7 +105,7 @@ def test_an_answer_has_a_record_of_each_arm_and_when_they_were_made(
 ) -> None:
     worker, _ = worker_of(fault="corrupt@descriptor=2 when backend=batched")
     monkeypatch.setattr(module, "visit", visits := mock.Mock(side_effect=lambda *_: [*map(made, cells)]))
-    monkeypatch.setattr(module.protocol, "Meeting", meetings := mock.Mock())
+    monkeypatch.setattr(module, "Meeting", meetings := mock.Mock())
     monkeypatch.setattr(module, "is_own", lambda name: name != "batched")
     monkeypatch.setattr(worker._bench.threads, "ours", ours := mock.MagicMock())
 
