@@ -58,7 +58,7 @@ struct DescriptorList {
     destinations.resize(entries);
     bytes.resize(entries);
   }
-  /// Becomes the entries of a list that have these indices; sizes that are known to be equal stay the list's.
+  /// Becomes the entries of a list that have these indices. `sizes` stay those of the whole list.
   Descriptors take(const Descriptors& list, const auto& indices) {
     const bool equal = list.sizes.read && list.sizes.equal();
     resize(indices.size());
@@ -67,9 +67,8 @@ struct DescriptorList {
       destinations[i] = list.destinations[indices[i]];
       if (!equal) bytes[i] = list.bytes[indices[i]];
     }
-    Descriptors taken{sources, destinations, bytes, {}, list.source_order_any, list.route, list.beside};
+    Descriptors taken{sources, destinations, bytes, list.sizes, list.source_order_any, list.route, list.beside};
     if (equal) taken.bytes = list.bytes.first(indices.size());
-    if (equal) taken.sizes = list.sizes;
     return taken;
   }
 };
