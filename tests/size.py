@@ -18,10 +18,10 @@ from tests.sources import ROOT, syntax
 # above that since it answers for swaps beside decode and prefill: their steps and records, the pace, the staged copies,
 # swaps of both directions and the doctor's measurement came in one go.
 MOST: Final = {
-    "lines of code in the package": 22_912,
+    "lines of code in the package": 22_910,
     "files of the package": 161,
     "arrows between its rooms": 93,
-    "lines of csrc without tests": 6_397,
+    "lines of csrc without tests": 6_396,
     "lines of Python in tests": 26_456,
 }
 LONGEST_FUNCTION: Final = 60

@@ -26,7 +26,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import MAX_LINE, printable, short
 from kvbench.models.presets import ModelChoice, presets
 from kvbench.results import Run, RunInfo, Visit
-from kvbench.results.outcomes import Cost, Key, by_cell
+from kvbench.results.outcomes import Cost, Key, by_cell, grouped
 from kvbench.sweep.spec import SIDES
 from kvbench.tune.candidates import Arm, Measured, MeasuredBeside, arms_by_size, round_in
 
@@ -332,8 +332,8 @@ def _beside_one_neighbour(costs: Mapping[tuple[Choice, Cell], Mapping[int, Cost]
     counts = Counter(cell.neighbour for _, cell in costs)
     usual = next(filter(counts.get, (Neighbour.DECODE, Neighbour.PREFILL)), counts.most_common(1)[0][0])
     arms = [Arm(choice, cell, visits) for (choice, cell), visits in costs.items() if cell.neighbour == usual]
-    at_once = min((arm.cell.devices, -arm.cell.ranks) for arm in arms)
-    return [arm for arm in arms if (arm.cell.devices, -arm.cell.ranks) == at_once]
+    by_devices = grouped(arms, lambda arm: (arm.cell.devices, -arm.cell.ranks))
+    return by_devices[min(by_devices)]
 
 
 def gathers_of(runs: Sequence[Run]) -> dict[int, dict[int, float]]:

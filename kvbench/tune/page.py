@@ -97,7 +97,7 @@ def _row(answer: Answer) -> list[str]:
     if answer.use is None:
         return [*first, answer.none, *[NOTHING] * (len(HEADER) - 4), _otherwise_text(answer)]
     use = answer.use
-    figures = (_rate_text(answer, use), _slowdown_text(use), _cost_text(use))
+    figures = (_rate_text(answer, use), slowdown_text(use), _cost_text(use))
     return [*first, use_of(answer), *figures, _otherwise_text(answer)]
 
 
@@ -130,7 +130,7 @@ def _time_text(us: float) -> str:
     return f"{three_digits(us)} us" if us < 1000 else f"{three_digits(us / 1000)} ms"
 
 
-def _slowdown_text(method: Method) -> str:
+def slowdown_text(method: Method) -> str:
     return f"{method.slowdown[0]:.2f}x" if method.slowdown else NOTHING
 
 
@@ -161,11 +161,10 @@ def head_of(advice: Advice) -> str:
     return f"{blocks_text(answered)}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
 
 
-def blocks_text(answers: Iterable[Answer]) -> str:
+def blocks_text(answers: Sequence[Answer]) -> str:
     """Of which swaps answers are: "4096 to 5000 blocks of 16 KiB"."""
-    sizes = [(answer.blocks, answer.block_bytes) for answer in answers]
-    blocks, block_bytes = zip(*sizes, strict=True)
-    return f"{range_text(blocks, str)} blocks of {range_text(block_bytes, size_text)}"
+    blocks = range_text((answer.blocks for answer in answers), str)
+    return f"{blocks} blocks of {range_text((answer.block_bytes for answer in answers), size_text)}"
 
 
 def others_of(advice: Advice) -> list[list[str]]:
@@ -205,7 +204,7 @@ def _layout_text(placed: InLayout) -> str:
     sides = {"the host": source if loads else destination, "the GPU": destination if loads else source}
     differing = (f"{pattern} on {side}" for side, pattern in sides.items() if pattern != SHUFFLED)
     layout = str(source) if source == destination else " and ".join(differing)
-    figures = f"{three_digits(method.gbps)} GB/s, {_slowdown_text(method)}, {_cost_text(method)} ms/GB"
+    figures = f"{three_digits(method.gbps)} GB/s, {slowdown_text(method)}, {_cost_text(method)} ms/GB"
     return f"{method.choice.label} in {layout}, {figures}"
 
 
@@ -213,7 +212,7 @@ def _method_text(method: Method | None) -> str:
     """A method with its GB/s, how long a step takes, and the time until a swap is complete."""
     if method is None:
         return "none"
-    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {_slowdown_text(method)}, {_time_text(method.us)}"
+    return f"{method.choice.label}, {three_digits(method.gbps)} GB/s, {slowdown_text(method)}, {_time_text(method.us)}"
 
 
 def _listed(title: str, answers: Iterable[Answer], text: Callable[[Answer], str]) -> Iterator[str]:

@@ -58,7 +58,7 @@ def _side_by_side(machines: Sequence[Sequence[View]], by_situation: Mapping[str,
 
 def _use_text(answer: Answer) -> str:
     assert answer.use
-    step = f"{answer.use.slowdown[0]:.2f}x" if answer.use.slowdown else ""
+    step = page.slowdown_text(answer.use) if answer.use.slowdown else ""
     sign = SIGNS[Verdict.UNDECIDED] if answer.undecided else ""
     return sign + comma_separated(page.use_of(answer), f"{page.three_digits(answer.use.gbps)} GB/s", step)
 

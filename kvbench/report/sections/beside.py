@@ -70,7 +70,10 @@ _METHOD_AXES: Final = [
 ]
 
 
-class Side(NamedTuple):
+Place = tuple[Cell, str]  # a cell, and its device where several swap at once
+
+
+class StepSide(NamedTuple):
     """What the swaps of a table share: the step beside them, their direction, and how many devices swap at once."""
 
     step: Neighbour
@@ -106,8 +109,11 @@ class Slowed:
         return self.cell.neighbour
 
     @property
-    def side(self) -> Side:
-        return Side(self.step, self.cell.direction.value, self.cell.devices)
+    def side(self) -> StepSide:
+        return StepSide(self.step, self.cell.direction.value, self.cell.devices)
+
+    def runs(self, step: Neighbour, direction: str) -> bool:
+        return (self.step, self.cell.direction.value) == (step, direction)
 
     @property
     def name(self) -> str:
@@ -238,14 +244,12 @@ def _tried(view: View) -> list[Outcome]:
     ]
 
 
-def _place(view: View, outcome: Outcome) -> tuple[Cell, str]:
+def _place(view: View, outcome: Outcome) -> Place:
     """A cell and, where several devices swap at once, the one whose swaps and step these are."""
     return outcome.cell, str(view.run.info.device.get("name")) if outcome.cell.devices > 1 else ""
 
 
-def _methods(
-    tried: Sequence[tuple[View, Outcome]], longest: Mapping[tuple[Cell, str], tuple[View, Outcome]]
-) -> list[Slowed]:
+def _methods(tried: Sequence[tuple[View, Outcome]], longest: Mapping[Place, tuple[View, Outcome]]) -> list[Slowed]:
     """Name the methods: a backend with its values on the axes where it differs from most cells of its direction.
 
     An axis that not every backend has tells only cells of one backend apart.
@@ -287,10 +291,10 @@ def _part(view: View, tried: Sequence[Slowed]) -> Part:
     return Part([*_findings(methods, steps)], charts, tables)
 
 
-def _sides(methods: Iterable[Slowed]) -> list[Side]:
+def _sides(methods: Iterable[Slowed]) -> list[StepSide]:
     """Every step and direction, one device, decode and h2d first."""
 
-    def order(side: Side) -> tuple[int, str, int]:
+    def order(side: StepSide) -> tuple[int, str, int]:
         return side.devices, str(side.step), DIRECTIONS.index(side.direction)
 
     return sorted({method.side for method in methods}, key=order)
@@ -307,7 +311,7 @@ def _findings(methods: Sequence[Slowed], steps: Sequence[Neighbour]) -> Iterable
     for step in steps:
         by_rate: dict[str, list[str]] = {}
         for direction in DIRECTIONS:
-            side = [method for method in methods if method.side[:2] == (step, direction) and method.has_interval]
+            side = [method for method in methods if method.runs(step, direction) and method.has_interval]
             if side:
                 rate, text = _least_cost(direction, side)
                 by_rate.setdefault(rate, []).append(text)
@@ -483,7 +487,7 @@ def _chart(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) ->
     panels = []
     for step in steps:
         for direction in DIRECTIONS:
-            side = [method for method in methods if method.side[:2] == (step, direction)]
+            side = [method for method in methods if method.runs(step, direction)]
             lines = _lines([method for method in side if method.outcome in usual or method.cell.backend == BATCHED])
             ceiling = view.run.ceilings_gbps.get(direction)
             panels += [PlotPanel(f"{direction} beside {step}", lines, x_ceiling=ceiling)] if lines else []

@@ -82,10 +82,8 @@ def _part(sides: Sequence[ModelSide]) -> Part:
     tables = [_pairs(side, state) for side, state in compared]
     tables += [_all(side, state) for side, state in batched if side.backends(state) - {PER_BLOCK, BATCHED}]
     # Findings speak of one state of the stream alone, the first that was measured.
-    findings = (
-        _findings([side for side, state in compared if state == compared[0][1]], compared[0][1]) if compared else []
-    )
-    return Part(findings, tables=tables)
+    first_state = next((state for _, state in compared), "")
+    return Part(_findings([side for side, state in compared if state == first_state], first_state), tables=tables)
 
 
 def _sides(view: View) -> list[ModelSide] | str:
