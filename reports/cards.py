@@ -40,7 +40,8 @@ REACHED: Final = shipped_folder() / FILE
 # Names the tables of the first page that a card lacks, a line each; a card without this file has all of them.
 LACKS_FILE: Final = "lacks.txt"
 MAX_CARD_BYTES: Final = 8_000_000
-# Of report.md, outside its tables.
+# Of report.md, which is one page: its lines, and its words outside its tables.
+MAX_LINES: Final = 260
 MAX_WORDS: Final = 900
 # Fewer leave every comparison undecided.
 MIN_VISITS: Final = 6
@@ -164,7 +165,10 @@ def _about_report(card: Path, report: Report) -> Iterator[str]:
         path = card / name
         if not path.is_file() or path.read_bytes() != render(report).encode():
             yield f"{path} is not what kvbench report writes from these runs: run make reports"
-    prose = [line for line in render_report(report).splitlines() if not line.startswith(("|", "!["))]
+    lines = render_report(report).splitlines()
+    if len(lines) > MAX_LINES:
+        yield f"{card / REPORT_FILE} has {len(lines)} lines; the maximum is {MAX_LINES}"
+    prose = [line for line in lines if not line.startswith(("|", "!["))]
     words = len(re.sub(r"(?<=\d)\s(?=\d{3}\b)", "", "\n".join(prose)).split())
     if words > MAX_WORDS:
         yield f"{card / REPORT_FILE} has {words} words outside its tables; the maximum is {MAX_WORDS}"

@@ -22,7 +22,7 @@ MOST: Final = {
     "files of the package": 161,
     "arrows between its rooms": 93,
     "lines of csrc without tests": 6_396,
-    "lines of Python in tests": 26_456,
+    "lines of Python in tests": 26_458,
 }
 LONGEST_FUNCTION: Final = 60
 _WITH_DOCSTRING: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -25,8 +25,8 @@ FOLD: Final = ("<details>\n<summary>", "</summary>", "</details>")
 
 def render_report(report: Report) -> str:
     """The first page."""
-    more = f"More: [{DETAILS_FILE}]({DETAILS_FILE})."
-    return _paragraphs([f"# {TITLE}", *_first_page(report), more])
+    *page, left_out = _first_page(report)
+    return _paragraphs([f"# {TITLE}", *page, f"{left_out} More: [{DETAILS_FILE}]({DETAILS_FILE})."])
 
 
 def render_details(report: Report) -> str:

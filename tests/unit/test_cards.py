@@ -76,6 +76,8 @@ def test_a_whole_card_is_taken(card: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for made_again in ("report.html", "cliff.svg", "cliff.csv", "runs/quick/summary.csv"):
         (card / made_again).touch()
     assert not cards.complaints_about(card)
+    monkeypatch.setattr(cards, "MAX_LINES", 9)
+    assert "lines; the maximum is 9" in str(cards.complaints_about(card))
     monkeypatch.setattr(cards, "MAX_WORDS", 9)
     assert "words outside its tables; the maximum is 9" in str(cards.complaints_about(card))
 
