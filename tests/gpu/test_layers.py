@@ -50,9 +50,9 @@ def test_every_layer_arrives_one_after_the_other(
 ) -> None:
     cell = replace(CELL, backend=backend, direction=direction, pattern=Pattern.parse(pattern))
     samples = measured(bench, cell).samples
-    assert samples.first_layer_us is not None
-    assert samples.slowest_gap_us is not None
-    times = zip(samples.first_layer_us, samples.slowest_gap_us, samples.wall_us, strict=True)
+    assert samples.first_layer_us
+    # Where other processes use the GPU, its events do not fit the host's clock: 3.6 ms in 1.5 ms (driver 580.159.04).
+    times = zip(samples.first_layer_us, samples.slowest_gap_us or (), samples.event_us or (), strict=True)
     for first_us, gap_us, last_us in times:
         assert 0 < first_us < last_us
         assert 0 < gap_us <= last_us - first_us
