@@ -20,8 +20,8 @@ from kvbench.cells.axes import Direction
 from kvbench.ground.errors import KvbenchError
 from kvbench.ground.files import shipped_folder
 from kvbench.ground.text import range_text
+from kvbench.probe import PROBES, ProbeFinding, ProbeReport
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, answer_columns, markdown_of
-from kvbench.probe.common import PROBES, ProbeFinding, ProbeReport
 from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, table_text

@@ -12,7 +12,7 @@ from kvbench.cells.units import KIB, MIB
 from kvbench.engine.device import EngineError, Stream, die_with_parent, open_device
 from kvbench.ground.errors import KvbenchError
 from kvbench.machine.probes import identity
-from kvbench.probe.common import HEALTH, ZERO, ProbeFinding, Unanswered
+from kvbench.probe import HEALTH, ZERO, ProbeFinding, Unanswered
 from kvbench.probe.path import confidential, count, engine, inline, order
 from kvbench.probe.probe_bench import Blocks, ProbeBench
 from kvbench.probe.registration import RegistrationRefusedError, registration, stalls, zero

@@ -15,7 +15,7 @@ from kvbench.cli.options import version_line
 from kvbench.ground.errors import ExitCode, UsageError, brief
 from kvbench.ground.files import write_report
 from kvbench.ground.text import hint
-from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
+from kvbench.probe import HEALTH, PROBES, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 
 MARKDOWN_FILE: Final = "probe.md"
 JSON_FILE: Final = "probe.json"

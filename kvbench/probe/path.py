@@ -15,7 +15,7 @@ from kvbench.engine.nvrtc import cached_cubin
 from kvbench.ground.errors import KvbenchError
 from kvbench.machine.probes import identity
 from kvbench.machine.sources import Sources, open_machine, reason_of
-from kvbench.probe.common import ProbeFinding, Unanswered
+from kvbench.probe import ProbeFinding, Unanswered
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench
 
 # 51 828 mixed descriptors crashed a driver in public, and more than 8192 another.

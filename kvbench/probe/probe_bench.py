@@ -22,7 +22,7 @@ from kvbench.engine.device import (
     Stream,
     copy_arrays,
 )
-from kvbench.probe.common import Step
+from kvbench.probe import Step
 
 POISON: Final = 0xA5
 # The gate holds the stream for a bounded time; where a call took longer than that, it is tried with a longer one.

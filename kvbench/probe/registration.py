@@ -14,7 +14,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.units import KIB, MIB, rough_size, size_text
 from kvbench.engine.device import DIRECTIONS, Buffer, EngineError, MemoryKind, copy, register_pages, unregister_pages
 from kvbench.machine.sources import Sources
-from kvbench.probe.common import ZERO, ProbeFinding, Unanswered, run_probe
+from kvbench.probe import ZERO, ProbeFinding, Unanswered, run_probe
 from kvbench.probe.probe_bench import Arrays, Blocks, ProbeBench, arrays_of
 
 _LARGEST: Final = {"cuda": 8192 * MIB, "cpu": 64 * MIB}

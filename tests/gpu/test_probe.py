@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kvbench.ground.errors import ExitCode
+from kvbench.probe import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
 from kvbench.probe.command import exit_code
-from kvbench.probe.common import HEALTH, PROBES, ProbeFinding, ProbeReport, run_probe
 from tests.command import workers_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]

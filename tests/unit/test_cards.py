@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from kvbench.cells.axes import StreamState
+from kvbench.probe import ProbeFinding, ProbeReport, Result
 from kvbench.probe.command import JSON_FILE, MARKDOWN_FILE, markdown_of
-from kvbench.probe.common import ProbeFinding, ProbeReport, Result
 from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.document import render_details, render_report
 from kvbench.results import Record, RunInfo, RunWriter, load_run

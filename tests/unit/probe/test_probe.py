@@ -11,10 +11,9 @@ from kvbench.cells.faults import FaultPlan
 from kvbench.cells.units import KIB
 from kvbench.engine.device import Stream, open_device
 from kvbench.ground.errors import ExitCode
+from kvbench.probe import HEALTH, ZERO, ProbeFinding, ProbeReport, Result, Unanswered, path, registration, run_probe
 from kvbench.probe import command as probe
-from kvbench.probe import common, path, registration
 from kvbench.probe.__main__ import _probe
-from kvbench.probe.common import HEALTH, ProbeFinding, ProbeReport, Result, Unanswered, run_probe
 from kvbench.probe.probe_bench import ProbeBench
 from kvbench.run.worker_process import Supervised
 from tests.command import TIMEOUT_S, kvbench_here, succeeds, workers_of
@@ -23,7 +22,7 @@ from tests.forks import forked
 
 @pytest.fixture(autouse=True)
 def _brief_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "DEADLINE_S", TIMEOUT_S)
+    monkeypatch.setattr("kvbench.probe.DEADLINE_S", TIMEOUT_S)
     monkeypatch.setattr(path, "_COUNTS", (1, 1024, 20_000))
     monkeypatch.setattr(path, "_LARGEST", 32 * KIB)
 
@@ -100,8 +99,8 @@ def test_a_refused_registration_is_counted() -> None:
 
 
 def test_a_registration_of_no_bytes_that_the_driver_refuses_is_named() -> None:
-    assert finding(common.ZERO).answer == "registers"
-    assert finding(common.ZERO, "pin-limit=0").answer == "refused (OUT_OF_MEMORY)"
+    assert finding(ZERO).answer == "registers"
+    assert finding(ZERO, "pin-limit=0").answer == "refused (OUT_OF_MEMORY)"
 
 
 def test_the_limit_of_inline_copies_is_exact_to_512_bytes() -> None:
