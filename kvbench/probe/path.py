@@ -130,7 +130,7 @@ def _copy(
             write()
 
     if busy:
-        _, was_busy = bench.gated(work, lambda: blocks.load(direction))
+        was_busy = bench.gated(work, lambda: blocks.load(direction))
     else:
         blocks.load(direction)
         work()
@@ -174,7 +174,7 @@ def inline(bench: ProbeBench) -> ProbeFinding:
     largest = max(limits.values())
     size = largest or _TRIED[0]
     calls = [partial(bench.submit, blocks.arrays(direction, size=size), direction) for direction in Direction]
-    busy = [not bench.gated(call)[1] for call in calls]
+    busy = [not bench.gated(call) for call in calls]
     by_direction = {direction: {limits[direction, order] for order in Order} for direction in Direction}
     h2d_only = by_direction == {Direction.H2D: {largest}, Direction.D2H: {0}}
     device = bench.device
@@ -193,7 +193,16 @@ def inline(bench: ProbeBench) -> ProbeFinding:
 
 
 def _inline(bench: ProbeBench, blocks: Blocks, direction: Direction, order: Order, size: int) -> bool:
-    return bench.copies_inline(blocks.arrays(direction, order, size), direction)
+    """Whether the CPU copies inside the call on an idle stream: the same call on a busy one takes far less CPU."""
+    arrays, idle_us, busy_us = blocks.arrays(direction, order, size), [], []
+    for _ in range(5):
+        idle_us.append(bench.submit(arrays, direction)[1])
+        bench.stream.synchronize()
+        bench.device.driver.delay(2_000_000, bench.stream.handle)
+        busy_us.append(bench.submit(arrays, direction)[1])
+        bench.stream.synchronize()
+    # A thread that was held up has found the stream idle again.
+    return min(idle_us) > 2 * min(busy_us) + 50
 
 
 def _limit(inline: Callable[[int], bool]) -> int:
@@ -324,8 +333,7 @@ def confidential(bench: ProbeBench) -> ProbeFinding:
         bench.step(f"a copy behind a busy stream, {direction}")
         to, source = (card, host) if direction is Direction.H2D else (host, card)
         arguments = to.address, source.address, _BYTES, DIRECTIONS[direction], bench.stream.handle
-        _, was_busy = bench.gated(partial(copy, driver, *arguments))
-        waits += [] if was_busy else [str(direction)]
+        waits += [] if bench.gated(partial(copy, driver, *arguments)) else [str(direction)]
     state, is_on = _state(bench)
     copies = f"{' and '.join(waits)} copies of pinned memory wait for the stream" if waits else "copies do not wait"
     return ProbeFinding(

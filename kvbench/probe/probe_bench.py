@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -28,7 +28,6 @@ POISON: Final = 0xA5
 # The gate holds the stream for a bounded time; where a call took longer than that, it is tried with a longer one.
 _GATES_MS: Final = (20, 100, 400)
 Bytes = NDArray[np.uint8]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,17 +65,17 @@ class ProbeBench:
         opened.record(self.stream.handle)
         return opened
 
-    def gated(self, work: Callable[[], T], prepare: Callable[[], object] = lambda: None) -> tuple[T, bool]:
-        """Run `work` while the stream is busy; return its result, and whether the stream stayed busy until its end."""
+    def gated(self, work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> bool:
+        """Run `work` while the stream is busy; return whether the stream stayed busy until its end."""
         for hold_ms in _GATES_MS:
             prepare()
             opened = self.gate(hold_ms)
-            result = work()
+            work()
             was_busy = not opened.completed()
             self.stream.synchronize()
             if was_busy:
                 break
-        return result, was_busy
+        return was_busy
 
     def submit(self, arrays: Arrays, direction: Direction) -> tuple[float, float]:
         """Make one call; return its wall time and its thread's CPU time in microseconds. Raises EngineError."""
@@ -86,18 +85,6 @@ class ProbeBench:
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
         copy_arrays(self.device.driver, *lists, *attributes, 1, DIRECTIONS[direction], self.stream.handle)
         return (time.perf_counter_ns() - wall_ns) / 1e3, (time.thread_time_ns() - cpu_ns) / 1e3
-
-    def copies_inline(self, arrays: Arrays, direction: Direction) -> bool:
-        """Whether the CPU copies inside the call on an idle stream: the same call on a busy one takes far less CPU."""
-        idle_us, busy_us = [], []
-        for _ in range(5):
-            idle_us.append(self.submit(arrays, direction)[1])
-            self.stream.synchronize()
-            self.device.driver.delay(2_000_000, self.stream.handle)
-            busy_us.append(self.submit(arrays, direction)[1])
-            self.stream.synchronize()
-        # A thread that was held up has found the stream idle again.
-        return min(idle_us) > 2 * min(busy_us) + 50
 
 
 class Blocks:
