@@ -26,8 +26,8 @@ import msgspec
 
 from kvbench.gate.judgement import GateVerdict
 from kvbench.ground.files import write_whole
+from kvbench.report.markdown import table
 from kvbench.results import load_run
-from tests.docs.markup import table
 from tests.slow_backend import laid_out
 
 FILE: Final = Path(__file__).parents[1] / "reports" / "gate-rates.json"
@@ -103,7 +103,7 @@ def rates(gates: Sequence[Gated]) -> str:
     ]
     lines = dict.fromkeys(one.command for one in gates)
     commands = (f"    {line}  # needs a GPU{_also_needed(line)}" for line in lines)
-    return "\n".join([table(_HEADINGS, rows, numbers=6), "", *commands])
+    return "\n".join([table(_HEADINGS, rows, left=3), "", *commands])
 
 
 def _also_needed(command: str) -> str:

@@ -10,13 +10,12 @@ from typing import Final
 
 from kvbench.ground.text import range_text
 from kvbench.report.build import SECTIONS, report_of
-from kvbench.report.markdown import anchor
+from kvbench.report.markdown import anchor, table
 from kvbench.report.model import Chapter, plain
 from kvbench.report.numbers import TIMES, count, figure
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from reports.cards import LACKS_FILE, cards, run_folders
-from tests.docs.markup import table
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -47,7 +46,7 @@ def numbers(folders: Sequence[Path] = CARDS) -> str:
         blocks, _, *more = _notes(folder)
         origins.append(". ".join((f"{name}{': ' * bool(name)}{blocks}", *more, _origin(folder))))
     head = ("Swap", "Use", "GB/s", "Cost (lost, thread: ms/GB)")
-    return f"{table(head, rows)}\n\n{_notes(folders[0])[1]}. {' '.join(origins)}"
+    return f"{table(head, rows, left=len(head))}\n\n{_notes(folders[0])[1]}. {' '.join(origins)}"
 
 
 def _notes(folder: Path) -> list[str]:

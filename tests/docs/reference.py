@@ -1,7 +1,7 @@
 """The tables of docs/reference, from the code alone."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import msgspec
@@ -16,15 +16,24 @@ from kvbench.cli.sweep import WhereOptions
 from kvbench.gate.rules import KEYS
 from kvbench.ground.text import meaning
 from kvbench.models.presets import ModelChoice
+from kvbench.report import markdown
 from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.spec import LIMITS
-from tests.docs.markup import code, table
 from tests.gate_rates import FILE, rates, read
 
 A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
+
+
+def code(text: object) -> str:
+    """Return text as code; what is empty stays so."""
+    return markdown.code(str(text)) if str(text) else ""
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return markdown.table(headings, rows, left=len(headings))
 
 
 def described(headings: tuple[str, str], texts: Mapping[Any, str]) -> str:
