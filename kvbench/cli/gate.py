@@ -3,11 +3,9 @@
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from enum import StrEnum
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -19,7 +17,8 @@ from kvbench.ground.errors import ExitCode, UsageError
 from kvbench.ground.text import convert, folded
 
 if TYPE_CHECKING:
-    from kvbench.gate.side_by_side import Side, SideBySide
+    from kvbench.gate.judgement import Judgement
+    from kvbench.gate.side_by_side import Side
     from kvbench.sweep.spec import SweepSpec
 
 DEFAULT_SUITE: Final = "gate-suite"
@@ -28,11 +27,6 @@ DEFAULT_MINUTES: Final = 1.0
 gate = typer.Typer(
     name="gate", help="Compare two builds or backends, or check rules about one run.", no_args_is_help=True
 )
-
-
-class OnInconclusive(StrEnum):
-    PASS = "pass"  # noqa: S105  # no password
-    FAIL = "fail"
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +87,8 @@ def compare(
     filters: Filters = None,
     measuring: Annotated[Mapping[str, Any], FromStruct(Measuring)] = NO_OPTIONS,
     inconclusive: Annotated[
-        OnInconclusive, typer.Option(help="Let UNDECIDED and CONTAMINATED pass with a warning, or fail.")
-    ] = OnInconclusive.PASS,
+        Literal["pass", "fail"], typer.Option(help="Let UNDECIDED and CONTAMINATED pass with a warning, or fail.")
+    ] = "pass",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Directory for gate.json, gate.md and both runs.")
     ] = None,
@@ -119,9 +113,9 @@ def compare(
     folder = out or default_folder("gate")
     to = Destinations(as_json, folder, github)
     sides = parse_side("--base", base, how.base_fault), parse_side("--cand", cand, how.cand_fault)
-    with _measured(sides, _suite(how, axis, filters, sides[0]), folder, as_json=as_json) as both:
-        judgement = both.compare(margin, began_s + 60 * how.minutes)
-    passes = inconclusive is OnInconclusive.PASS and judgement.may_pass
+    spec, deadline_s = _suite(how, axis, filters, sides[0]), began_s + 60 * how.minutes
+    judgement = _measured(sides, spec, folder, margin, deadline_s, as_json=as_json)
+    passes = inconclusive == "pass" and judgement.may_pass
     data = msgspec.structs.replace(data_of(judgement), **({"exit_code": ExitCode.DONE.value} if passes else {}))
     command = shlex.join(["kvbench", *sys.argv[1:]])
     to.deliver(sheet_of_judgement(judgement, time.monotonic() - began_s, command), data)
@@ -141,9 +135,10 @@ def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, si
     return spec.with_sampling({"rounds": 1})
 
 
-@contextmanager
-def _measured(sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as_json: bool) -> Iterator["SideBySide"]:
-    """Open both sides, and record how their runs ended; an interrupt gives exit code 130, and all data is kept."""
+def _measured(
+    sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, margin: float, deadline_s: float, *, as_json: bool
+) -> "Judgement":
+    """Compare both sides, and record how their runs ended; an interrupt gives exit code 130, and all data is kept."""
     from kvbench.gate.side_by_side import opened
     from kvbench.run.execution import ended_by
 
@@ -157,7 +152,7 @@ def _measured(sides: "tuple[Side, Side]", spec: "SweepSpec", folder: Path, *, as
         with opened(*sides, spec, folder, say) as both:
             made = shlex.join([f"{folder}/base", f"{folder}/cand"])
             kept = f"; everything measured is kept; to compare it: kvbench report {made}"
-            yield both
+            return both.compare(margin, deadline_s)
     except KeyboardInterrupt as stop:
         _, reason = ended_by(stop)
         typer.echo(f"{reason}{kept}", err=True)
