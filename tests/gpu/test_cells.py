@@ -9,15 +9,15 @@ from kvbench.backends.sm import KernelShape, Sm
 from kvbench.cells.axes import Direction, ListPlace, Memory, Order, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Device
 from kvbench.measure.bench import Bench
 from kvbench.measure.samples import set_up
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
-from tests.visits import bench_of, load_backends, measure, visited
+from tests.visits import load_backends, measure, visited
 
 pytestmark = pytest.mark.gpu
 
+POOL_BYTES = 64 << 20
 SAMPLING = Sampling(warmups=1, min_samples=2, max_samples=2, busy_delay_us=300)
 PATTERNS = ["contiguous", "reversed", "runs-2", "runs-7", "tensors-8", "tensors-3x200+2x100", "fragments-16x8"]
 PAGES = ["page-first-8", "page-first-4+4", "page-first-8x4", "page-first-8/runs-4"]  # of the host
@@ -31,11 +31,6 @@ SHAPES = [
     for numbers in shapes
 ]
 PACES_GBPS = [2.0, 25.0, 1000.0]  # at the first every piece waits, at the last none
-
-
-@pytest.fixture(scope="module")
-def bench(gpu: Device) -> Bench:
-    return bench_of(64 << 20, SAMPLING.busy_delay_us, gpu)
 
 
 def verified_bytes(bench: Bench, cell: Cell) -> int:

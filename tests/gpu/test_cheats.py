@@ -1,7 +1,6 @@
 """Backends that do not do what they are timed for are caught on a GPU too, in every state of the stream."""
 
 import ctypes
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
@@ -20,6 +19,7 @@ from kvbench.measure.samples import SetUp, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
+from tests.gates import in_threads
 from tests.unit.measure import test_visit
 from tests.unit.measure.test_visit import Ahead as AheadOnHost
 from tests.unit.measure.test_visit import NotReached, Recorded, copies, every_other_block, honest
@@ -39,12 +39,7 @@ def on_a_stream_of_its_own(request: SwapRequest, _number: int, _stream: int) -> 
 
 
 def on_a_thread_of_its_own(request: SwapRequest, number: int, stream: int) -> None:
-    def work() -> None:
-        on_a_stream_of_its_own(request, number, stream)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(lambda number: on_a_stream_of_its_own(request, number, stream), [number])
 
 
 def a_wrong_block_now_and_then(request: SwapRequest, number: int, stream: int) -> None:

@@ -1,6 +1,8 @@
 """`kvbench.copy.BlockCopier` on a GPU: right bytes, arrays that change, two streams, and no growth."""
 
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,31 @@ class Lists:
     def arrived(self) -> bool:
         return bool((self.destination.cpu() == self.expected).all())
 
+    def copied_though_the_arrays_change(self, copier: Any, gpu: Device, *, is_busy: bool, any_order: bool) -> None:
+        """Copy the list a few times; the arrays change right after each call."""
+        stream = torch.cuda.Stream()
+        for _ in range(5):
+            self.destination.zero_()
+            torch.cuda.synchronize()
+            tensors = self.tensors()
+            if is_busy:
+                gpu.driver.delay(2_000_000, stream.cuda_stream)
+            copier.copy(*tensors, stream, source_order_any=any_order)
+            for tensor in tensors:
+                tensor.fill_(1)
+            stream.synchronize()
+            assert self.arrived()
+
+
+def arrive_side_by_side(copier: Any, every: Sequence[Lists]) -> bool:
+    """Copy each list a hundred times on a stream of its own, and return whether all arrived."""
+    streams = [torch.cuda.Stream() for _ in every]
+    for _ in range(100):
+        for lists, stream in zip(every, streams, strict=True):
+            copier.copy(*lists.tensors(), stream)
+    torch.cuda.synchronize()
+    return all(lists.arrived() for lists in every)
+
 
 @pytest.mark.parametrize("sizes", [SMALL, ALIGNED, [65_536] * 50], ids=["mixed", "aligned", "few"])
 @pytest.mark.parametrize("direction", Direction)
@@ -51,29 +78,13 @@ class Lists:
 def test_the_bytes_arrive_though_the_arrays_change_right_after_the_call(
     gpu: Device, direction: Direction, sizes: list[int], pace: float | None, is_busy: bool
 ) -> None:
-    copier, stream = BlockCopier(gpu.name, pace=pace), torch.cuda.Stream()
-    lists = Lists(direction, mixed_swap(sizes, seed=2))
-    for _ in range(5):
-        lists.destination.zero_()
-        torch.cuda.synchronize()
-        tensors = lists.tensors()
-        if is_busy:
-            gpu.driver.delay(2_000_000, stream.cuda_stream)
-        copier.copy(*tensors, stream, source_order_any=direction is Direction.H2D)
-        for tensor in tensors:
-            tensor.fill_(1)
-        stream.synchronize()
-        assert lists.arrived()
+    lists, any_order = Lists(direction, mixed_swap(sizes, seed=2)), direction is Direction.H2D
+    lists.copied_though_the_arrays_change(BlockCopier(gpu.name, pace=pace), gpu, is_busy=is_busy, any_order=any_order)
 
 
 def test_one_copier_serves_two_streams(gpu: Device) -> None:
-    copier, streams = BlockCopier(gpu.name), [torch.cuda.Stream() for _ in range(2)]
     every = [Lists(Direction.H2D, mixed_swap(ALIGNED, seed=number)) for number in range(2)]
-    for _ in range(100):
-        for lists, stream in zip(every, streams, strict=True):
-            copier.copy(*lists.tensors(), stream)
-    torch.cuda.synchronize()
-    assert all(lists.arrived() for lists in every)
+    assert arrive_side_by_side(BlockCopier(gpu.name), every)
 
 
 def test_many_calls_take_no_more_memory(gpu: Device) -> None:

@@ -7,26 +7,24 @@ import pytest
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
-from kvbench.engine.device import Device, Event, Stream
+from kvbench.engine.device import Event, Stream
 from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import LayeredStep
 from kvbench.report.sections.layers import hidden_share
 from kvbench.results import Beside, Visit
 from kvbench.sweep.spec import Sampling
 from tests.gates import Gate
-from tests.visits import bench_of, load_backends, measure
+from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
+POOL_BYTES = 1 << 29
 SAMPLING = Sampling(warmups=2, min_samples=6, max_samples=12, cell_seconds=0.1)
 LAYERS = 8
-CELL = Cell("sm", Direction.H2D, 1024, 32768, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 29, sequence=f"layers-{LAYERS}")
+CELL = Cell(
+    "sm", Direction.H2D, 1024, 32768, sms=2, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES, sequence=f"layers-{LAYERS}"
+)
 BACKENDS = ["per_block", "batched", "primed", "merged", "sm", "triton", "auto"]
-
-
-@pytest.fixture(scope="module")
-def bench(gpu: Device) -> Bench:
-    return bench_of(1 << 29, 300, gpu)
 
 
 def measured(bench: Bench, cell: Cell) -> Visit:

@@ -1,39 +1,39 @@
-"""Swaps beside every neighbour on a GPU: it runs alone and beside them, and bytes are right."""
+"""Swaps beside every neighbour and of both directions at once on a GPU: all move and are right; a host's health."""
 
-from collections.abc import Iterator
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from kvbench.cells.axes import Direction, Neighbour, Reuse
 from kvbench.cells.cell import Cell
+from kvbench.cells.pattern import Pattern
+from kvbench.cli.main import app
 from kvbench.engine.device import Device
+from kvbench.ground.errors import ExitCode
 from kvbench.measure.bench import Bench
 from kvbench.measure.neighbour import open_neighbour
-from kvbench.results import Beside
+from kvbench.results import Visit
 from kvbench.results.schema import EffectivePath
 from kvbench.sweep.spec import Sampling
-from tests.visits import bench_of, load_backends, measure
+from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
+POOL_BYTES = 1 << 28
 SAMPLING = Sampling(warmups=1, cell_seconds=0.1, min_iterations=5)
-CELL = Cell("sm", Direction.D2H, 1024, 16384, sms=2, reuse=Reuse.FRESH, pool_bytes=1 << 28, neighbour=Neighbour.PREFILL)
+CELL = Cell("sm", Direction.D2H, 1024, 16384, reuse=Reuse.FRESH, pool_bytes=POOL_BYTES)
 NEIGHBOURS = [Neighbour.IDLE, Neighbour.DECODE, Neighbour.PREFILL, Neighbour("prefill", 512)]
 
 
-@pytest.fixture(scope="module")
-def bench(gpu: Device) -> Iterator[Bench]:
-    yield (made := bench_of(1 << 28, 300, gpu))
-    for neighbour in made.neighbours.values():
-        neighbour.close()
-
-
-def beside(bench: Bench, cell: Cell) -> Beside:
-    visit = measure(bench, load_backends()[cell.backend], cell, SAMPLING, 3, None)
+def measured(bench: Bench, backend: str, direction: Direction, **axes: Any) -> Visit:
+    sms = 2 if backend in ("sm", "triton") else None
+    cell = replace(CELL, backend=backend, direction=direction, sms=sms, **axes)
+    visit = measure(bench, load_backends()[backend], cell, SAMPLING, 3, None)
     assert visit.verified_bytes > 2 * cell.swap_bytes
-    assert visit.beside is not None
-    return visit.beside
+    return visit
 
 
 @pytest.mark.parametrize("direction", Direction)
@@ -42,8 +42,8 @@ def beside(bench: Bench, cell: Cell) -> Beside:
 def test_every_neighbour_runs_beside_every_backend(
     bench: Bench, neighbour: Neighbour, backend: str, direction: Direction
 ) -> None:
-    sms = 2 if backend in ("sm", "triton") else None
-    turns = beside(bench, replace(CELL, backend=backend, direction=direction, neighbour=neighbour, sms=sms))
+    turns = measured(bench, backend, direction, neighbour=neighbour).beside
+    assert turns is not None
     assert len(turns.neighbour_beside_us) >= SAMPLING.min_iterations
     assert turns.neighbour_alone_us
     reads_back = neighbour == Neighbour.DECODE
@@ -55,8 +55,7 @@ def test_every_neighbour_runs_beside_every_backend(
 @pytest.mark.parametrize("direction", Direction)
 def test_the_copy_engine_makes_batched_copies_beside_a_step(bench: Bench, direction: Direction) -> None:
     """An idle stream would have the CPU make those of loads."""
-    cell = replace(CELL, backend="batched", sms=None, direction=direction, neighbour=Neighbour.PREFILL)
-    visit = measure(bench, load_backends()["batched"], cell, SAMPLING, 3, None)
+    visit = measured(bench, "batched", direction, neighbour=Neighbour.PREFILL)
     assert visit.path in (EffectivePath.COPY_ENGINE, EffectivePath.ENGINE_OR_SMS)
 
 
@@ -83,3 +82,20 @@ def test_small_copies_are_in_order_with_the_steps(gpu: Device) -> None:
         assert neighbour.dry == 0
     finally:
         neighbour.close()
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("backend", ["per_block", "batched", "merged", "primed", "sm", "staged", "triton", "auto"])
+def test_both_directions_move_at_once_and_are_right(bench: Bench, backend: str, direction: Direction) -> None:
+    visit = measured(bench, backend, direction, opposite=True, host_pattern=Pattern.parse("runs-64"))
+    assert visit.opposite is not None
+    assert visit.opposite.at_once_gbps[0] > 0
+    assert visit.opposite.opposite_at_once_gbps[0] > 0
+
+
+def test_the_doctor_answers_with_every_figure() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--measure", "--json"])
+    assert result.exit_code in (ExitCode.DONE, ExitCode.REGRESSION), result.output
+    health = json.loads(result.stdout)["health"]
+    assert health["answer"] in ("yes", "no", "unknown")
+    assert None not in health["reached"].values()

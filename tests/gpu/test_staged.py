@@ -14,12 +14,13 @@ from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device, EngineError
 from kvbench.measure.bench import Bench
 from kvbench.sweep.spec import Sampling
-from tests.gpu.test_copy import Lists
+from tests.gpu.test_copy import Lists, arrive_side_by_side
 from tests.swaps import MixedSwap, aligned_swap, always, mixed_swap
-from tests.visits import bench_of, load_backends, measure
+from tests.visits import load_backends, measure
 
 pytestmark = pytest.mark.gpu
 
+POOL_BYTES = 64 << 20
 SAMPLING = Sampling(warmups=1, min_samples=2, max_samples=2, busy_delay_us=300)
 SIZES = {
     "equal": [16_384] * 2000,
@@ -29,11 +30,6 @@ SIZES = {
     "as large as a page": [1 << 22, 1 << 21, 1 << 22, (1 << 22) - 1, 5],
 }
 RUN = 100
-
-
-@pytest.fixture(scope="module")
-def bench(gpu: Device) -> Bench:
-    return bench_of(64 << 20, SAMPLING.busy_delay_us, gpu)
 
 
 def paged_swap(direction: Direction, sizes: list[int], seed: int) -> MixedSwap:
@@ -82,19 +78,9 @@ def test_cells_of_every_layout_are_correct(
 @pytest.mark.parametrize("direction", Direction)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_a_copier_stages_lists_in_pages(gpu: Device, sizes: list[int], direction: Direction, is_busy: bool) -> None:
-    copier, stream = copier_for(gpu, [always("staged")]).engine, torch.cuda.Stream()
+    copier = copier_for(gpu, [always("staged")]).engine
     lists = Lists(direction, paged_swap(direction, sizes, seed=2))
-    for _ in range(4):
-        lists.destination.zero_()
-        torch.cuda.synchronize()
-        tensors = lists.tensors()
-        if is_busy:
-            gpu.driver.delay(2_000_000, stream.cuda_stream)
-        copier.copy(*tensors, stream)
-        for tensor in tensors:
-            tensor.fill_(1)
-        stream.synchronize()
-        assert lists.arrived()
+    lists.copied_though_the_arrays_change(copier, gpu, is_busy=is_busy, any_order=False)
     assert copier.not_staged() == 0
 
 
@@ -109,13 +95,9 @@ def test_a_list_that_is_not_in_pages_goes_another_way_and_is_counted(gpu: Device
 
 
 def test_staged_swaps_of_two_streams_and_both_directions_arrive(gpu: Device) -> None:
-    copier, streams = copier_for(gpu, [always("staged sms=2")]).engine, [torch.cuda.Stream() for _ in range(3)]
+    copier = copier_for(gpu, [always("staged sms=2")]).engine
     every = [Lists(way, paged_swap(way, SIZES["equal"], seed)) for seed, way in enumerate([*Direction, Direction.H2D])]
-    for _ in range(50):
-        for lists, stream in zip(every, streams, strict=True):
-            copier.copy(*lists.tensors(), stream)
-    torch.cuda.synchronize()
-    assert all(lists.arrived() for lists in every)
+    assert arrive_side_by_side(copier, every)
     assert copier.not_staged() == 0
 
 
