@@ -147,8 +147,7 @@ def a_block_that_leaves_its_pool_is_named_as_the_caller_counts() -> None:
 
 def adjacent_blocks_of_two_registrations() -> None:
     pools = Pools("merged")
-    pages = mmap.mmap(-1, ROOM)
-    host = np.frombuffer(pages, np.uint8)
+    host = np.frombuffer(mmap.mmap(-1, ROOM), np.uint8)
     host[:] = pools.host.array()[:ROOM]
     for half in range(2):
         register_pages(pools.device.driver, host.ctypes.data + half * ROOM // 2, ROOM // 2)
@@ -290,16 +289,14 @@ def _leaves_no_trace(device: str) -> None:
 def a_thread_without_a_context() -> None:
     wrong: list[BaseException] = []
 
-    def work() -> None:
+    def work(device: str) -> None:
         try:
             expect(_current() is None, "nothing is current")
-            _leaves_no_trace("cuda:0")
+            _leaves_no_trace(device)
         except BaseException as error:  # also SystemExit, which would end the thread alone
             wrong.append(error)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads(work, ["cuda:0"])
     expect(not wrong, f"no trace: {wrong}")
 
 
@@ -503,8 +500,7 @@ def mapped_memory_with_a_hole() -> None:
 
 def pages_that_are_registered_read_only() -> None:
     for pools in _by_every_backend():
-        pages, read_only = mmap.mmap(-1, ROOM), 8
-        host = np.frombuffer(pages, np.uint8)
+        host, read_only = np.frombuffer(mmap.mmap(-1, ROOM), np.uint8), 8
         host[:] = 7
         cuda("cuMemHostRegister_v2", ctypes.c_void_p(host.ctypes.data), ROOM, read_only)
         sources, destinations, sizes = pools.lists()
@@ -618,8 +614,7 @@ def a_copy_after_a_fault_of_somebody_else() -> None:
 
 def a_pool_of_slots_that_are_registered_one_by_one() -> None:
     slot, count = 4 * BLOCK, 4096
-    pages = mmap.mmap(-1, 2 * slot * count)
-    host = np.frombuffer(pages, np.uint8)
+    host = np.frombuffer(mmap.mmap(-1, 2 * slot * count), np.uint8)
     host[:] = np.random.default_rng(2).integers(0, 256, len(host), np.uint8)
     slots = np.array([index for index in range(count) if index % 7 != 5]) * 2 * slot
     for number, (backend, every) in enumerate(product(BACKENDS, (1, 6))):  # 6: with equal distances, and all known
@@ -642,8 +637,7 @@ def a_pool_of_slots_that_are_registered_one_by_one() -> None:
 
 
 def a_pool_that_its_caller_vouches_for() -> None:
-    pools, pages = Pools(), mmap.mmap(-1, ROOM)
-    host = np.frombuffer(pages, np.uint8)
+    pools, host = Pools(), np.frombuffer(mmap.mmap(-1, ROOM), np.uint8)
     host[:] = 9
     for half in range(2):
         register_pages(pools.device.driver, host.ctypes.data + half * ROOM // 2, ROOM // 2)
