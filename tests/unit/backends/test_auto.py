@@ -18,7 +18,6 @@ from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
 from kvbench.backends.sm import KernelShape, Sm, shape_for
 from kvbench.cells.axes import Direction, Neighbour, Situation, StreamState
 from kvbench.cells.cell import Cell
-from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.faults import FaultPlan
 from kvbench.cells.installed import of_engine
 from kvbench.cells.pattern import Pattern
@@ -153,8 +152,7 @@ def test_a_policy_that_cannot_be_used_is_one_line(fitted: Path, arguments: tuple
 @pytest.mark.parametrize("run", [FROZEN / "h200", FROZEN / "h100"], ids=["H200", "H100"])
 def test_the_defaults_lose_as_little_as_a_rule_may_in_frozen_runs(monkeypatch: pytest.MonkeyPatch, run: Path) -> None:
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
-    driver = open_device("cpu", FaultPlan()).driver
-    copier = copier_for(mock.Mock(driver=driver, facts=lambda: H200, is_cuda=True), [DEFAULTS])
+    copier = copier_for(gpu(), [DEFAULTS])
     shapes = shapes_of([load_run(run)], lambda choice: not of_engine(choice.backend))
     losses = [one.us_of(by_default(one, copier)) / one.us_of(fastest(one.arms)) - 1 for one in shapes]
     assert sum(losses) / len(losses) <= TIED.fraction
@@ -187,7 +185,7 @@ def by_default(one: Measured, copier: Copier) -> Choice:
 def test_auto_runs_each_choice_as_the_copier_does_and_names_it(
     monkeypatch: pytest.MonkeyPatch, text: str, direction: Direction, chosen: str
 ) -> None:
-    prepared = prepared_by(monkeypatch, text, direction, H200)
+    prepared = prepared_by(monkeypatch, text, direction)
     assert prepared.chosen == chosen
     replaced = text.split()[0] not in SERVING
     assert prepared.warnings == (
@@ -200,12 +198,7 @@ def test_auto_runs_each_choice_as_the_copier_does_and_names_it(
     [
         (Neighbour.DECODE, Direction.H2D, "per_block", ""),
         (Neighbour.DECODE, Direction.D2H, "sm", "used its defaults: the policy has no table for d2h beside decode"),
-        (
-            Neighbour.PREFILL,
-            Direction.H2D,
-            "merged",
-            "swaps alone: the policy has no table for swaps beside prefill",
-        ),
+        (Neighbour.PREFILL, Direction.H2D, "merged", "swaps alone: the policy has no table for swaps beside prefill"),
         (Neighbour.IDLE, Direction.H2D, "merged", ""),
     ],
 )
@@ -215,7 +208,7 @@ def test_auto_takes_what_its_policy_has_beside_a_step_and_says_what_it_lacks(
     points: dict[str, Any] = {"block_bytes": (4096,), "blocks": (4,), "choices": (("per_block",),)}
     step, alone = Table(direction=Direction.H2D, beside=Situation.DECODE, **points), policy_of("merged")
     policy = structs.replace(alone, tables=(*alone.tables, step))
-    prepared = prepared_by(monkeypatch, policy, direction, H200, neighbour=neighbour)
+    prepared = prepared_by(monkeypatch, policy, direction, neighbour=neighbour)
     assert (prepared.chosen or "").startswith(chosen)
     assert [text.endswith(lacks) for text in prepared.warnings] == [True] * bool(lacks)
 
@@ -224,9 +217,9 @@ def test_auto_takes_what_its_policy_has_beside_a_step_and_says_what_it_lacks(
 def test_auto_stages_blocks_that_lie_together_on_the_host_and_says_where_it_does_not(
     monkeypatch: pytest.MonkeyPatch, direction: Direction
 ) -> None:
-    pages = prepared_by(monkeypatch, "staged", direction, H200, blocks=4096, host_pattern=Pattern("runs", 64))
+    pages = prepared_by(monkeypatch, "staged", direction, blocks=4096, host_pattern=Pattern("runs", 64))
     assert (pages.chosen, pages.mechanism, pages.warnings) == ("staged sms=4", Mechanism.STAGED, ())
-    apart = prepared_by(monkeypatch, "staged sms=8", direction, H200, blocks=4096, host_pattern=Pattern("runs", 63))
+    apart = prepared_by(monkeypatch, "staged sms=8", direction, blocks=4096, host_pattern=Pattern("runs", 63))
     assert (apart.chosen, apart.mechanism) == ("sm sms=4", Mechanism.SM_KERNEL)
     assert apart.warnings == ("auto used sm: it cannot use staged, which the policy chooses, here",)
 
@@ -238,46 +231,44 @@ def test_auto_names_the_choice_for_what_is_pending_and_that_for_small_lists(
     """A list of less than 8 MiB does not ask its stream."""
     pending = state not in (StreamState.IDLE, StreamState.OPENED)
     for blocks, backend in ((2100, "merged" if pending else "sm"), (2000, "sm")):
-        prepared = prepared_by(monkeypatch, "sm", Direction.H2D, H200, blocks=blocks, stream_state=state, held="merged")
+        prepared = prepared_by(monkeypatch, "sm", Direction.H2D, blocks=blocks, stream_state=state, held="merged")
         assert (prepared.chosen or "").startswith(backend)
         assert prepared.same_when_busy is (blocks == 2000)
 
 
-def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[object, object]] = []
+def shape_here(_: object, cell: Cell, block_bytes: int, bits: int) -> KernelShape:
+    """The shape of the kernel on an H200."""
+    return shape_for(cell, block_bytes, bits, 90, 227 << 10)
 
-    def noted(*, aligned: object, any: object, **others: Any) -> CopyWay:  # noqa: A002
-        made.append((aligned, any))
+
+@pytest.fixture
+def ways(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the ways of copiers are made of from here on; the kernel of a shape is the shape itself."""
+    made: list[dict[str, Any]] = []
+
+    def noted(*, aligned: object = None, any: object = None, **others: Any) -> CopyWay:  # noqa: A002
+        made.append({"aligned": aligned, "any": any, **others})
         return CopyWay(**others)
 
-    def shape_here(_: Device, cell: Cell, block_bytes: int, bits: int) -> KernelShape:
-        return shape_for(cell, block_bytes, bits, 90, 227 << 10)
-
-    device = gpu(H200)
     monkeypatch.setattr(Sm, "kernel", lambda *arguments: arguments[-1])
     monkeypatch.setattr("kvbench.backends.auto.shape_on", shape_here)
     monkeypatch.setattr("kvbench.backends.auto.CopyWay", noted)
-    copier = copier_for(device, [policy_of("sm sms=4")])
+    return made
+
+
+def test_a_copier_has_the_kernels_of_sm_for_lists_of_every_size(ways: list[dict[str, Any]]) -> None:
+    copier = copier_for(gpu(), [policy_of("sm sms=4")])
     for direction, kib in product(Direction, (1, 2, 4, 8, 16, 32, 64)):
         cell = Cell("sm", direction, 1024, kib << 10, pool_bytes=1 << 30, sms=4)
-        aligned, unaligned = (shape_here(device, cell, cell.block_bytes, bits) for bits in (0, 1))
-        way = copier.engine.way_of(cell.blocks, cell.swap_bytes, DIRECTIONS[direction], idle=True)
-        assert made[way] == (aligned if aligned != unaligned else None, unaligned)
+        aligned, unaligned = (shape_here(None, cell, cell.block_bytes, bits) for bits in (0, 1))
+        way = ways[copier.engine.way_of(cell.blocks, cell.swap_bytes, DIRECTIONS[direction], idle=True)]
+        assert (way["aligned"], way["any"]) == (aligned if aligned != unaligned else None, unaligned)
 
 
 @pytest.mark.parametrize("direction", Direction)
 def test_a_copier_holds_its_kernels_at_the_pace_of_the_policy_or_of_its_caller(
-    monkeypatch: pytest.MonkeyPatch, direction: Direction
+    ways: list[dict[str, Any]], direction: Direction
 ) -> None:
-    made: list[tuple[float, bool]] = []
-
-    def noted(*, any: Any = None, aligned: Any = None, **others: Any) -> CopyWay:  # noqa: A002
-        made.append((others.get("pace_gbps", 0.0), all(kernel.paced for kernel in (any, aligned) if kernel)))
-        return CopyWay(**others)
-
-    monkeypatch.setattr(Sm, "kernel", lambda *arguments: arguments[-1])
-    monkeypatch.setattr("kvbench.backends.auto.shape_on", lambda _, cell, *of: shape_for(cell, *of, 90, 227 << 10))
-    monkeypatch.setattr("kvbench.backends.auto.CopyWay", noted)
     shares = policy_of("sm sms=4 pace=85%", ceiling_gbps={Direction.H2D: 50.0, Direction.D2H: 40.0})
     for policy, pace, (wanted, choice) in (
         (shares, None, {Direction.H2D: (42.5, "42.5GB/s"), Direction.D2H: (34.0, "34GB/s")}[direction]),
@@ -286,12 +277,13 @@ def test_a_copier_holds_its_kernels_at_the_pace_of_the_policy_or_of_its_caller(
         (policy_of("sm sms=4"), 30, (30.0, "30GB/s")),
         (policy_of("triton sms=12"), 30, (30.0, "30GB/s")),
     ):
-        made.clear()
-        copier = copier_for(gpu(H200), [policy], pace_gbps=pace)
+        ways.clear()
+        copier = copier_for(gpu(), [policy], pace_gbps=pace)
         at = copier.engine.way_of(1024, 1024 * 16384, DIRECTIONS[direction], idle=True)
-        assert made[at] == (wanted, True)
+        assert ways[at]["pace_gbps"] == wanted
+        assert all(kernel.paced for kernel in (ways[at]["any"], ways[at]["aligned"]) if kernel)
         assert dict(copier.ways[at].choice.axes)["pace"] == choice
-    assert {way.pace_gbps for way in copier_for(gpu(H200), [policy_of("batched")], pace_gbps=30).ways} == {None}
+    assert {way.pace_gbps for way in copier_for(gpu(), [policy_of("batched")], pace_gbps=30).ways} == {None}
 
 
 def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +292,7 @@ def test_a_copier_hands_the_axes_of_a_choice_to_batched_copies(monkeypatch: pyte
         "kvbench.backends.driver_copies.BatchOptions", lambda **options: made.append(options) or BatchOptions(**options)
     )
     for text, *expected in (("batched overlap=on", True, False), ("merged", False, True)):
-        copier_for(gpu(H200), [policy_of(text)])
+        copier_for(gpu(), [policy_of(text)])
         assert [made[-1][name] for name in ("prefer_overlap", "merge")] == expected
 
 
@@ -308,21 +300,21 @@ def test_a_copier_forgets_the_pools_of_other_cells_before_it_takes_a_list(monkey
     engine = mock.Mock(way_of=lambda *_, **__: 0)
     monkeypatch.setattr(auto, "copier_for", lambda *_: Copier(engine, [auto.Way(Choice("batched"), "")]))
     monkeypatch.setattr(auto, "copier_swap", engine.swap)
-    prepared_by(monkeypatch, "batched", Direction.H2D, H200)
+    prepared_by(monkeypatch, "batched", Direction.H2D)
     assert [name for name, *_ in engine.mock_calls][:2] == ["forget", "swap"]
     assert engine.swap.call_args.args[4] is True  # to the GPU, in any order
 
 
 def test_another_policy_has_a_copier_of_its_own() -> None:
-    device, one = gpu(H200), auto.Auto()
+    device, one = gpu(), auto.Auto()
     copiers = [one._copier(device, policy_of(text)) for text in ("per_block", "merged", "merged")]
     assert [copier.ways[0].choice.backend for copier in copiers] == ["per_block", "merged", "merged"]
     assert copiers[1] is copiers[2]
 
 
-def gpu(facts: DeviceFacts) -> Device:
+def gpu() -> Device:
     driver = open_device("cpu", FaultPlan()).driver
-    device: Device = mock.Mock(driver=driver, facts=lambda: facts, is_cuda=True, batch_entry="a call")
+    device: Device = mock.Mock(driver=driver, facts=lambda: H200, is_cuda=True, batch_entry="a call")
     return device
 
 
@@ -336,7 +328,7 @@ def policy_of(choice: str, held: str = "", **others: Any) -> Policy:
 
 
 def prepared_by(
-    monkeypatch: pytest.MonkeyPatch, choice: str | Policy, direction: Direction, facts: DeviceFacts,
+    monkeypatch: pytest.MonkeyPatch, choice: str | Policy, direction: Direction,
     *, blocks: int = 4, held: str = "", **axes: Any,
 ) -> PreparedSwap:  # fmt: skip
     monkeypatch.setattr(Sm, "kernel", lambda *_: None)
@@ -344,4 +336,4 @@ def prepared_by(
     memory = SwapMemory(words, words, words, words, words)
     cell = Cell("auto", direction, blocks, 4096, **axes)
     policy = choice if isinstance(choice, Policy) else policy_of(choice, held)
-    return auto.Auto().create(SwapRequest(gpu(facts), cell, memory, policy))
+    return auto.Auto().create(SwapRequest(gpu(), cell, memory, policy))
