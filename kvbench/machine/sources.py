@@ -79,6 +79,12 @@ class Sources:
         """The stripped text of a file below the root ("proc/loadavg"); raises OSError."""
         return (self.root / path).read_text(encoding="utf-8", errors="replace").strip()
 
+    def text_if_any(self, path: str) -> str:
+        """The stripped text of a file below the root, "" where it cannot be read."""
+        with suppress(OSError):
+            return self.text(path)
+        return ""
+
     def numbers(self, path: str) -> set[int]:
         """The numbers in a file in the kernel's list format ("0-3,8"); raises OSError, ValueError."""
         numbers: set[int] = set()
@@ -120,9 +126,7 @@ class Sources:
 
     def free_pages(self, size_bytes: int) -> int:
         """The free huge pages of this size, 0 where there are none of this size."""
-        with suppress(OSError, ValueError):
-            return int(self.text(f"sys/kernel/mm/hugepages/hugepages-{size_bytes >> 10}kB/free_hugepages"))
-        return 0
+        return int(self.text_if_any(f"sys/kernel/mm/hugepages/hugepages-{size_bytes >> 10}kB/free_hugepages") or 0)
 
     def near_node(self, bus_id: str) -> int:
         """The NUMA node whose CPUs are nearest to a PCI device; raises if the kernel does not report it."""
@@ -136,23 +140,15 @@ class Sources:
 
     def iommu_type(self, bus_id: str) -> str:
         """The type of a PCI device's IOMMU group ("identity", "DMA", "DMA-FQ"), "" without one."""
-        with suppress(OSError, ValueError):
-            return self.text(f"{_pci_folder(bus_id)}/iommu_group/type")
-        return ""
+        return self.text_if_any(f"{_pci_folder(bus_id)}/iommu_group/type")
 
     def huge_pages(self) -> str:
         """The kernel's setting of transparent huge pages ("always [madvise] never"), "" without one."""
-        with suppress(OSError):
-            return self.text("sys/kernel/mm/transparent_hugepage/enabled")
-        return ""
+        return self.text_if_any("sys/kernel/mm/transparent_hugepage/enabled")
 
     def _control_groups(self) -> Iterator[tuple[PurePosixPath, tuple[str, str, str]]]:
         """Yield the folder of every memory control group of this process, and the names of its files."""
-        try:
-            lines = self.text("proc/self/cgroup").splitlines()
-        except OSError:
-            lines = ["0::/"]
-        for line in lines:
+        for line in (self.text_if_any("proc/self/cgroup") or "0::/").splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers and "memory" not in controllers.split(","):
                 continue
