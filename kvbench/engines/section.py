@@ -67,11 +67,7 @@ def _by_kind(shapes: Sequence[Measured], engine: Engine) -> list[list[Measured]]
 
 def _fullest(runs: Sequence[tuple[View, list[Measured]]], engine: Engine) -> View:
     """The run that has most shapes of an engine's code."""
-
-    def shapes_of_engine(run: tuple[View, list[Measured]]) -> int:
-        return sum(bool(measured.best_of(*engine.backends)) for measured in run[1])
-
-    return max(runs, key=shapes_of_engine)[0]
+    return max(runs, key=lambda run: sum(bool(measured.best_of(*engine.backends)) for measured in run[1]))[0]
 
 
 def _shapes(view: View) -> list[Measured] | str:
