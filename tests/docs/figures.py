@@ -1,8 +1,6 @@
 """The figures of README, from the runs of the newest whole report; without one, a line says so."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from kvbench.report.numbers import TIMES, count, figure
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from reports.cards import LACKS_FILE, cards, run_folders
+from tests.command import succeeds
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -186,18 +185,19 @@ def committed(run: str) -> Run:
     return load_run(RUNS / run)
 
 
-def _printed(*command: str, runs: Sequence[str] = ("engine", "beside"), lines: int = 9) -> str:
-    """The first lines that a command prints about runs of the card, or about those of another where it has none."""
+def _output(*command: str, runs: Sequence[str]) -> str:
+    """What a command prints about runs of the card, or about those of another where it has none."""
     folders = [next(folder for card in CARDS if (folder := card / "runs" / run).is_dir()) for run in runs]
-    command = (sys.executable, "-m", "kvbench", *command, *(str(folder.relative_to(ROOT)) for folder in folders))
-    text = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return "\n".join(["```", *text.splitlines()[:lines], "```"])
+    return succeeds(*command, *(folder.relative_to(ROOT) for folder in folders), cwd=ROOT).stdout
+
+
+def _printed(*command: str, runs: Sequence[str] = ("engine", "beside"), lines: int = 9) -> str:
+    return "\n".join(["```", *_output(*command, runs=runs).splitlines()[:lines], "```"])
 
 
 def _table_of(section: str, run: str) -> str:
     """The first table of a section as a run of the card has it, as Markdown."""
-    fenced = _printed("report", "--snippet", section, runs=(run,), lines=99)
-    return "\n\n".join(fenced.removeprefix("```\n").removesuffix("\n```").split("\n\n")[:3])
+    return "\n\n".join(_output("report", "--snippet", section, runs=(run,)).split("\n\n")[:3])
 
 
 def _probed() -> str:
