@@ -86,6 +86,13 @@ class Pools:
     def copy(self, *lists: object) -> None:
         self.copier.copy(*lists, self.stream)
 
+    def refuse(self, entry: int, side: int, value: int, *words: str) -> None:
+        """Expect that a list with this value of its source (side 0), destination (1) or size (2) is refused."""
+        lists = self.lists()
+        lists[side][entry] = value
+        with refused(ValueError, f"entry {entry}: ", *words):
+            self.copy(*lists)
+
     def check(self) -> None:
         """Check that the copier works on, and that what lies behind the pool is as it was."""
         self.copy(*self.lists())
@@ -113,16 +120,11 @@ def a_block_that_leaves_its_pool() -> None:
     for pools in _by_every_backend():
         for entry in (0, 3, 7):
             for side in (0, 1):
+                begin = (pools.host.address, pools.card.address)[side]
                 for beyond in (16, BLOCK - 16):
-                    lists = pools.lists()
-                    lists[side][entry] = (pools.host.address, pools.card.address)[side] + ROOM - BLOCK + beyond
-                    with refused(ValueError, f"entry {entry}: "):
-                        pools.copy(*lists)
-                for size in (ROOM + 1, 1 << 40, (1 << 62) - 1, 1 << 62):
-                    lists = pools.lists()
-                    lists[2][entry] = size
-                    with refused(ValueError, f"entry {entry}: "):
-                        pools.copy(*lists)
+                    pools.refuse(entry, side, begin + ROOM - BLOCK + beyond)
+            for size in (ROOM + 1, 1 << 40, (1 << 62) - 1, 1 << 62):
+                pools.refuse(entry, 2, size)
 
 
 def a_list_of_both_directions() -> None:
@@ -165,10 +167,7 @@ def memory_of_another_gpu() -> None:
     other = torch.zeros(ROOM, dtype=torch.uint8, device="cuda:1")
     for pools in _by_every_backend():
         for entry in (0, 5):
-            lists = pools.lists()
-            lists[1][entry] = other.data_ptr()
-            with refused(ValueError, f"entry {entry}: ", "cuda:1"):
-                pools.copy(*lists)
+            pools.refuse(entry, 1, other.data_ptr(), "cuda:1")
     expect(not other.any().item(), "the other GPU's memory is as it was")
 
 
@@ -181,10 +180,7 @@ def managed_memory() -> None:
     expect(status == 0, "managed memory is there")
     for entry in (0, 5):
         for side in (0, 1):
-            lists = pools.lists()
-            lists[side][entry] = managed.value
-            with refused(ValueError, f"entry {entry}: ", "managed memory of cuda:0"):
-                pools.copy(*lists)
+            pools.refuse(entry, side, managed.value, "managed memory of cuda:0")
     pools.check()
 
 
