@@ -1,10 +1,10 @@
 """Guests hang on the core by tables of names; engines know themselves: no other module names one."""
 
 import ast
-from functools import cache
 from pathlib import Path
 
 from kvbench.cells.installed import engines
+from tests.sources import syntax
 
 PACKAGE = Path("kvbench")
 # The layouts of engines' pools, the order in which an engine allocates its blocks, a former name of a kernel, and the
@@ -12,14 +12,9 @@ PACKAGE = Path("kvbench")
 EXCEPTED = {PACKAGE / name for name in ("models/geometry.py", "traces/simulate.py", "report/drawing.py")}
 
 
-@cache
 def strings_in(file: Path) -> set[str]:
     """Return the strings of a module that are whole names, so no docstrings."""
-    return {
-        node.value
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    }
+    return {node.value for node in syntax(file) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def test_no_other_module_names_an_engine() -> None:
