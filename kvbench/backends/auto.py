@@ -75,7 +75,7 @@ def copier_for(
             if serving is not None:
                 tables.append(_copy_table(ways, *serving, direction=direction, pending=pending, beside=number))
     engine = BlockCopier(device.driver, ways.made, tables, max_entries, list(pools))
-    return Copier(engine, [key.way for key in ways.indexes])
+    return Copier(engine, [way for way, _ in ways.indexes])
 
 
 def _copy_table(
@@ -119,11 +119,8 @@ def _limits(values: Sequence[int]) -> list[float]:
     return [sqrt(low * high) for low, high in pairwise(values)]
 
 
-class _Key(NamedTuple):
-    """A way, and the shapes of its copy kernel for aligned and for all other lists."""
-
-    way: Way
-    kernels: tuple[KernelShape, KernelShape] | None
+# The shapes of a way's copy kernel for aligned and for all other lists; None where it has no kernel.
+_Kernels = tuple[KernelShape, KernelShape] | None
 
 
 class _Ways:
@@ -133,7 +130,7 @@ class _Ways:
         self._device, self._sm, self._pace_gbps = device, Sm(), pace_gbps
         self._device_facts = device.facts()
         self._facts = {name: facts_of(name, self._device_facts) for name in _WITH_KERNEL}
-        self.indexes: dict[_Key, int] = {}
+        self.indexes: dict[tuple[Way, _Kernels], int] = {}
         self.made: list[CopyWay] = []
 
     def index(self, policy: Policy, table: Table, block_bytes: int, blocks: int) -> int:
@@ -147,26 +144,26 @@ class _Ways:
         if self._pace_gbps and choice.backend == SM:
             choice = choice.at_pace(self._pace_gbps)
         otherwise = self._index(Choice(SM), STAGED, plain) if choice.backend == STAGED else None
-        key = self._key(Way(choice, instead_of, otherwise), plain)
-        if key not in self.indexes:
-            self.indexes[key] = len(self.made)
-            self.made.append(self._by_kernel(key) if key.kernels else self._by_copies(choice))
-        return self.indexes[key]
+        way, kernels = self._with_kernels(Way(choice, instead_of, otherwise), plain)
+        if (way, kernels) not in self.indexes:
+            self.indexes[way, kernels] = len(self.made)
+            self.made.append(self._by_kernel(way, *kernels) if kernels else self._by_copies(choice))
+        return self.indexes[way, kernels]
 
     def _served(self, wanted: Choice) -> Choice:
         if not self._device.is_cuda:
             return wanted if wanted.backend in SERVING and wanted.backend not in _WITH_KERNEL else Choice(Batched.name)
         return wanted if wanted.backend in SERVING else Choice(SM)
 
-    def _key(self, way: Way, plain: Cell) -> _Key:
+    def _with_kernels(self, way: Way, plain: Cell) -> tuple[Way, _Kernels]:
         backend = way.choice.backend
         if backend not in _WITH_KERNEL:
-            return _Key(way, None)
+            return way, None
         cell = with_usual(way.choice.apply(plain), self._facts[backend], self._device_facts)
         shape = page_shape if backend == STAGED else shape_on
         aligned, unaligned = (shape(self._device, cell, plain.block_bytes, bits) for bits in (0, _UNALIGNED))
         # With its usual values: a choice that leaves them out is the same way as one that names them.
-        return _Key(way._replace(choice=Choice.of_cell(cell)), (aligned, unaligned))
+        return way._replace(choice=Choice.of_cell(cell)), (aligned, unaligned)
 
     def _by_copies(self, choice: Choice) -> CopyWay:
         if choice.backend == PerBlock.name:
@@ -175,17 +172,15 @@ class _Ways:
         cell = choice.apply(Cell(choice.backend, Direction.H2D, 1, 1))
         return CopyWay(batch=_BATCHED[choice.backend].options(self._device, cell))
 
-    def _by_kernel(self, key: _Key) -> CopyWay:
-        assert key.kernels is not None
-        aligned, unaligned = key.kernels
+    def _by_kernel(self, way: Way, aligned: KernelShape, unaligned: KernelShape) -> CopyWay:
         return CopyWay(
-            sms=int(dict(key.way.choice.axes)["sms"]),
+            sms=int(dict(way.choice.axes)["sms"]),
             aligned=self._sm.kernel(self._device, aligned) if aligned != unaligned else None,
             any=self._sm.kernel(self._device, unaligned),
             inline_up_to=INLINE_UP_TO_BYTES,
-            pace_gbps=key.way.pace_gbps or 0.0,
-            staged=key.way.otherwise is not None,
-            otherwise=key.way.otherwise or 0,
+            pace_gbps=way.pace_gbps or 0.0,
+            staged=way.otherwise is not None,
+            otherwise=way.otherwise or 0,
         )
 
 
