@@ -156,8 +156,7 @@ def _batch_entry(findings: Findings) -> _Result:
         remedy = "install a driver for CUDA 12.8 or newer (570 or newer)"
         message = "no cuMemcpyBatchAsync: the backend batched falls back to one copy per descriptor, and reports it"
         return Status.WARN, message, remedy
-    message = f"{findings.facts.batch_entry}; kvbench probe finds out what it does"
-    return Status.OK, message
+    return Status.OK, f"{findings.facts.batch_entry}; kvbench probe finds out what it does"
 
 
 def _link(findings: Findings) -> _Result:
