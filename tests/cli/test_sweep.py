@@ -329,35 +329,27 @@ def test_resuming_a_complete_run_changes_nothing(run: Path) -> None:
     assert status(run) == "complete"
 
 
-def changing(change: Callable[[dict[str, Any]], dict[str, object]]) -> Callable[[Path], None]:
-
-    def changed(run: Path) -> None:
-        info = json.loads((run / "run.json").read_text())
-        (run / "run.json").write_text(json.dumps(info | change(info)))
-
-    return changed
-
-
 def elsewhere(info: dict[str, Any]) -> dict[str, object]:
     identity = info["identity"] | {"cpu_model": "a CPU of elsewhere"}
     return {"identity": identity, "identity_hash": identity_hash(identity)}
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "terms"),
+    ("change", "code", "terms"),
     [
-        (changing(elsewhere), 4, ["the run is of another machine", 'cpu_model: "a CPU of elsewhere" against ']),
-        (changing(lambda _: {"identity_hash": "0" * 16}), 4, ["its record was changed"]),
-        (changing(lambda _: {"schema": 0}), 2, ["schema 0 does not exist"]),
-        (changing(lambda _: {"schema": 99}), 2, ["was written by a newer kvbench (schema 99; this one reads 1)"]),
-        (changing(lambda info: {"spec": info["spec"] | {"seed": -1}}), 2, ["seed: -1 is not a whole number"]),
+        (elsewhere, 4, ["the run is of another machine", 'cpu_model: "a CPU of elsewhere" against ']),
+        (lambda _: {"identity_hash": "0" * 16}, 4, ["its record was changed"]),
+        (lambda _: {"schema": 0}, 2, ["schema 0 does not exist"]),
+        (lambda _: {"schema": 99}, 2, ["was written by a newer kvbench (schema 99; this one reads 1)"]),
+        (lambda info: {"spec": info["spec"] | {"seed": -1}}, 2, ["seed: -1 is not a whole number"]),
     ],
     ids=["another machine", "an edited identity", "no schema", "a newer kvbench", "an edited spec"],
 )
 def test_a_run_that_was_changed_is_refused(
-    run: Path, damage: Callable[[Path], object], code: int, terms: list[str]
+    run: Path, change: Callable[[dict[str, Any]], dict[str, object]], code: int, terms: list[str]
 ) -> None:
-    damage(run)
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(info | change(info)))
     line = refused("sweep", "--resume", run, cwd=run.parent, code=code)
     for term in terms:
         assert term in line
