@@ -1,7 +1,6 @@
 """The swap engine on the cpu device: real copies, compared byte for byte, and errors that say where they come from."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -59,27 +58,16 @@ def faulty(cpu: Device) -> Iterator[Device]:
     cpu.arm(None)
 
 
-@dataclass
 class Bench:
     """Two buffers that the test can read, a stream, and a timed region."""
 
-    device: Device
-    source: Buffer
-    destination: Buffer
-    stream: Stream
-    region: TimedRegion
-
-    @classmethod
-    def on(cls, device: Device) -> "Bench":
-        stream = Stream(device.driver)
-        bench = cls(
-            device, Buffer(device.driver, MemoryKind.allocated, ROOM),
-            Buffer(device.driver, MemoryKind.registered, ROOM), stream,
-            TimedRegion(device.driver, stream.handle, 1000),
-        )  # fmt: skip
-        bench.source.fill_random(ROOM, 5)
-        bench.destination.fill_value(ROOM, POISON)
-        return bench
+    def __init__(self, device: Device) -> None:
+        self.device, self.stream = device, Stream(device.driver)
+        self.region = TimedRegion(device.driver, self.stream.handle, 1000)
+        self.source = Buffer(device.driver, MemoryKind.allocated, ROOM)
+        self.destination = Buffer(device.driver, MemoryKind.registered, ROOM)
+        self.source.fill_random(ROOM, 5)
+        self.destination.fill_value(ROOM, POISON)
 
     def lists(self, *descriptors: tuple[int, int, int]) -> tuple[Words, Words, Words]:
         """Return (source offset, destination offset, size) triples as the engine takes them."""
@@ -108,7 +96,7 @@ class Bench:
 
 @pytest.fixture
 def bench(faulty: Device) -> Bench:
-    return Bench.on(faulty)
+    return Bench(faulty)
 
 
 def row(count: int) -> list[tuple[int, int, int]]:
@@ -162,7 +150,7 @@ def test_a_submission_does_not_wait_and_copies_run_in_the_stream_s_order(bench: 
 def test_a_device_without_batch_runs_single_copies_and_says_so() -> None:
     old = open_device("cpu", FaultPlan(with_batch=False))
     assert old.batch_entry is old.facts().batch_entry is None
-    bench = Bench.on(old)
+    bench = Bench(old)
     swap = bench.batched(*row(10), per_call=5, coalesce=True)
     assert swap.fell_back
     bench.run(swap)
