@@ -105,10 +105,14 @@ def test_gathers_are_launched_from_pool_to_pool_on_the_asked_grid(sms: int | Non
 KIB = 1024
 
 
+def store_of(pattern: str, host: str) -> Cell:
+    sides = {"pattern": Pattern.parse(pattern), "host_pattern": Pattern.parse(host)}
+    return replace(Cell("sglang_store", Direction.D2H, 6 * 40, 256, pool_bytes=1 << 20), **sides)
+
+
 @pytest.mark.parametrize(("regions", "host"), [(2, "page-first-3+3/runs-4"), (1, "page-first-6/runs-4")])
 def test_a_store_of_pages_names_every_row_of_the_list(regions: int, host: str) -> None:
-    sides = {"pattern": Pattern.parse("tensors-6/runs-4"), "host_pattern": Pattern.parse(host)}
-    cell = replace(Cell("sglang_store", Direction.D2H, 6 * 40, 256, pool_bytes=1 << 20), **sides)
+    cell = store_of("tensors-6/runs-4", host)
     pages = TokenPages.of_cell(cell)
     assert pages == TokenPages(regions, 6 // regions, 4, 256)
     for layout in lay_out(replace(cell, reuse=Reuse.FRESH), 3, np.random.default_rng(1)):
@@ -143,8 +147,7 @@ def test_a_store_of_pages_names_every_row_of_the_list(regions: int, host: str) -
 def test_other_swaps_than_stores_of_whole_pages_are_refused(
     pattern: str, host: str, direction: Direction, sizes: str
 ) -> None:
-    sides = {"pattern": Pattern.parse(pattern), "host_pattern": Pattern.parse(host)}
-    cell = replace(Cell("sglang_store", direction, 6 * 40, 256, sizes=sizes), **sides)
+    cell = replace(store_of(pattern, host), direction=direction, sizes=sizes)
     with pytest.raises(KvbenchError, match="copies whole pages of the host, d2h: name pattern=tensors-T/runs-B"):
         TokenPages.of_cell(cell)
 
