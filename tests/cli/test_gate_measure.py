@@ -269,14 +269,11 @@ class Plugin(Memmove):
 """
 
 
-@pytest.fixture
-def versions(tmp_path: Path) -> dict[str, Path]:
-    """Two versions of a package with a backend, each as its installation is."""
-    folders = {version: tmp_path / f"plug-in {version}" for version in ("0.1", "0.2")}
-    for version, folder in folders.items():
-        folder.mkdir()
-        install(folder, PLUG_IN, "mine", version)
-    return folders
+def plug_in(folder: Path, version: str) -> Path:
+    """Install a version of a package with a backend in a folder of its own."""
+    packages = folder / f"plug-in {version}"
+    packages.mkdir()
+    return install(packages, PLUG_IN, "mine", version)
 
 
 def python_with(folder: Path, packages: Path) -> str:
@@ -292,12 +289,13 @@ COMPARE = ("gate", "compare", "--suite=suite.toml", *WIDE)
 
 
 def test_versions_of_a_plug_in_are_compared_and_a_stream_that_leaves_no_figure_fails_no_gate(
-    folder: Path, versions: dict[str, Path]
+    folder: Path,
 ) -> None:
     """The device cpu cannot launch Python code on a stream, so nothing of a busy swap is behind the delay."""
-    base, cand = (python_with(folder, packages) for packages in versions.values())
+    versions = [plug_in(folder, version) for version in ("0.1", "0.2")]
+    base, cand = (python_with(folder, packages) for packages in versions)
     axes = ("-abackend=mine", "-astream_state=idle,busy", "-ablocks=4", "--device=cpu")
-    environment = {"PYTHONPATH": f"{versions['0.1']}:{EXAMPLE}"}
+    environment = {"PYTHONPATH": f"{versions[0]}:{EXAMPLE}"}
     command = (*COMPARE, f"--base={base}", f"--cand={cand}", *axes, "--out=gate")
     done = kvbench_here(*command, cwd=folder, env=environment)
     assert done.returncode in ENDED, done.stdout + done.stderr
