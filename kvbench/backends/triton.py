@@ -44,29 +44,29 @@ class Triton:
         return PreparedSwap(TritonSwap(request), Mechanism.SM_KERNEL)
 
 
-def words_of(row_bytes: int) -> tuple[int, int, int]:
-    """The bytes that addresses of rows are multiples of, those of a word, and the lanes that hold a row."""
-    alignment = next(size for size in (16, 4, 1) if row_bytes % size == 0)
-    word_bytes = min(alignment, 8)
-    return alignment, word_bytes, 1 << (row_bytes // word_bytes - 1).bit_length()
-
-
-def _gather(request: SwapRequest) -> PreparedSwap:
+def words_of(row_bytes: int) -> dict[str, Any]:
+    """How the kernel `gather_rows` takes rows of this size: its constants."""
     # Imported here, as in _Launcher.
     import triton.language as tl
 
-    from kvbench.backends.triton_kernel import gather_rows
-
-    alignment, word_bytes, lanes = words_of(request.cell.block_bytes)
-    kernel: Any = gather_rows
-    words = {
-        "row_words": request.cell.block_bytes // word_bytes,
+    alignment = next(size for size in (16, 4, 1) if row_bytes % size == 0)
+    word_bytes = min(alignment, 8)
+    lanes = 1 << (row_bytes // word_bytes - 1).bit_length()
+    return {
+        "row_words": row_bytes // word_bytes,
         "word": {8: tl.int64, 4: tl.int32, 1: tl.int8}[word_bytes],
         "word_bytes": word_bytes,
         "alignment": alignment,
         "tile": max(1, TILE_WORDS // lanes),
         "lanes": lanes,
     }
+
+
+def _gather(request: SwapRequest) -> PreparedSwap:
+    from kvbench.backends.triton_kernel import gather_rows
+
+    kernel: Any = gather_rows
+    words = words_of(request.cell.block_bytes)
 
     def launch(source_ids: Any, destination_ids: Any, rows: Any) -> None:
         grid = (request.cell.sms or 1,)

@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.backends.triton import TILE_WORDS, words_of
+from kvbench.backends.triton import words_of
 from kvbench.backends.triton_kernel import copy_descriptors, gather_rows
 
 Bytes = NDArray[np.uint8]
@@ -47,17 +47,12 @@ def gather(
     source: NDArray[np.uint8], destination: NDArray[np.uint8], row_bytes: int, grid: int, ids: list[int]
 ) -> None:
     import torch
-    import triton.language as tl
 
-    alignment, word_bytes, lanes = words_of(row_bytes)
     sources, destinations = torch.tensor(ids).reshape(2, -1)
+    count = torch.tensor([len(sources)], dtype=torch.int32)
     kernel: Any = gather_rows
-    kernel[(grid,)](
-        *(side.ctypes.data for side in (source, destination)), sources, destinations,
-        torch.tensor([len(sources)], dtype=torch.int32),
-        row_words=row_bytes // word_bytes, word={8: tl.int64, 4: tl.int32, 1: tl.int8}[word_bytes],
-        word_bytes=word_bytes, alignment=alignment, tile=TILE_WORDS // lanes, lanes=lanes,
-    )  # fmt: skip
+    starts = (side.ctypes.data for side in (source, destination))
+    kernel[(grid,)](*starts, sources, destinations, count, **words_of(row_bytes))
 
 
 if __name__ == "__main__":
