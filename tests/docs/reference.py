@@ -8,7 +8,6 @@ import msgspec
 
 from kvbench.backends.base import backend_named
 from kvbench.cells.cell import AXES
-from kvbench.cells.facts import DeviceFacts
 from kvbench.cells.faults import KINDS
 from kvbench.cells.installed import Installed, installed
 from kvbench.cells.installed import engines as known_engines
@@ -23,8 +22,7 @@ from kvbench.sweep.checks import FREE_SHARE
 from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
 from kvbench.sweep.spec import LIMITS
 from tests.gate_rates import FILE, rates, read
-
-A_GPU: Final = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 80 << 30, 80 << 30, "cuMemcpyBatchAsync", 227 << 10)
+from tests.strategies import H200
 
 
 def code(text: object) -> str:
@@ -77,7 +75,7 @@ def backends(heading: str, chosen: Callable[[Installed], bool]) -> str:
     """Some backends, with the optional axes that they support on a GPU."""
     known = [(name, backend_named(name)) for name, installation in installed()[0].items() if chosen(installation)]
     rows = [
-        (code(name), one.summary, ", ".join(code(axis) for axis in AXES if axis in one.axes(A_GPU)))
+        (code(name), one.summary, ", ".join(code(axis) for axis in AXES if axis in one.axes(H200)))
         for name, one in known
         if one is not None
     ]

@@ -12,9 +12,8 @@ from kvbench.engines.code import EngineCode, _error_of
 from kvbench.engines.vllm import load_wrapper
 from kvbench.ground.errors import KvbenchError
 from tests.command import succeeds
+from tests.strategies import CPU, H200
 
-GPU = DeviceFacts("cuda:0", "cuda", "a GPU", 132, 1 << 40, 1 << 40, "cuMemcpyBatchAsync", 227 << 10)
-CPU = DeviceFacts("cpu", "cpu", "a host", None, 1 << 40, 1 << 40, "memcpy")
 LIBRARY = "vllm/_C_stable_libtorch.abi3.so"
 WRAPPER = "vllm/v1/kv_offload/cpu/swap_blocks_triton.py"
 TEXT = """from vllm import _custom_ops as ops
@@ -81,7 +80,7 @@ def put_sglang(site: Path, hicache: str) -> None:
     put(site, "tvm_ffi.py", "")
 
 
-def why_not(name: str, device: DeviceFacts = GPU) -> str:
+def why_not(name: str, device: DeviceFacts = H200) -> str:
     return facts_of(name, device).unavailable or ""
 
 
@@ -119,14 +118,14 @@ def test_a_library_that_crashes_while_it_loads_ends_no_command(site: Path) -> No
 
 def test_settings_are_read_with_their_places_and_change_the_identity_of_the_code(site: Path) -> None:
     put(site, WRAPPER, TEXT)
-    facts = facts_of("vllm_triton", GPU)
+    facts = facts_of("vllm_triton", H200)
     assert [(one.name, one.default, one.place) for one in facts.settings] == [
         ("NUM_SMS", 7, f"{WRAPPER}:4"),
         ("THRESHOLD_BYTES", 28_672, f"{WRAPPER}:5"),
         ("MIN_N", 16, f"{WRAPPER}:6"),
     ]
     put(site, WRAPPER, TEXT.replace("= 7", "= 8"))
-    changed = facts_of("vllm_triton", GPU)
+    changed = facts_of("vllm_triton", H200)
     assert facts.package.startswith("vllm==0.99.0 (")
     assert changed.package != facts.package
 
