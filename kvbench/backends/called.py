@@ -1,6 +1,5 @@
 """Swaps as an engine's thread makes them, by a call from Python; and the least that such a call takes."""
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from kvbench.backends.auto import Auto
 from kvbench.backends.base import Backend, Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.through_torch import TorchStream
+from kvbench.backends.through_torch import TorchStream, not_installed
 from kvbench.cells.axes import DEFAULT_ORDER, Order
 from kvbench.cells.facts import COPIER, EMPTY, EMPTY_TORCH, DeviceFacts
 
@@ -21,9 +20,7 @@ class CopierFromPython(Auto):
     on_request = True
 
     def unavailable(self, device: DeviceFacts) -> str | None:
-        if device.kind == "cuda" and importlib.util.find_spec("torch") is None:
-            return "torch not installed; install kvbench[cuda]"
-        return None
+        return not_installed("torch") if device.kind == "cuda" else None
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         order = request.cell.order or DEFAULT_ORDER[request.cell.direction]
@@ -84,9 +81,7 @@ class EmptyTorchLaunch(Backend):
     on_request = True
 
     def unavailable(self, device: DeviceFacts) -> str | None:
-        if device.kind != "cuda":
-            return "a launch through torch needs a GPU"
-        return None if importlib.util.find_spec("torch") else "torch not installed; install kvbench[cuda]"
+        return not_installed("torch") if device.kind == "cuda" else "a launch through torch needs a GPU"
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         return PreparedSwap(_TorchLaunch(request), Mechanism.NOTHING)

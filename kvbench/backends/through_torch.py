@@ -1,6 +1,7 @@
 """Calls through torch: on a stream given by its handle, and rows gathered in a CUDA graph that torch captured."""
 
 import ctypes
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,12 @@ from kvbench.ground.errors import KvbenchError
 
 if TYPE_CHECKING:
     from kvbench.engine.device import Addresses, Device
+
+
+def not_installed(*modules: str) -> str | None:
+    """Which of these modules are missing and how to install them, or None."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(missing)} not installed; install kvbench[cuda]" if missing else None
 
 
 class TorchStream:

@@ -1,13 +1,12 @@
 """A Triton copy kernel for descriptor lists: any mix of sizes, any alignment, the SM count as the grid size."""
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from kvbench.backends.base import Mechanism, PreparedSwap, SwapRequest
-from kvbench.backends.through_torch import TorchGather
+from kvbench.backends.through_torch import TorchGather, not_installed
 from kvbench.cells.axes import Direction, ListPlace
 from kvbench.cells.facts import TRITON, DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, MemoryKind, Stream
@@ -35,8 +34,7 @@ class Triton:
     def unavailable(self, device: DeviceFacts) -> str | None:
         if device.kind != "cuda":
             return "Triton kernels need a GPU; the cpu device has no SMs"
-        missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
-        return f"{' and '.join(missing)} not installed; install kvbench[cuda]" if missing else None
+        return not_installed("torch", "triton")
 
     def create(self, request: SwapRequest) -> PreparedSwap:
         if request.cell.list_place is ListPlace.GPU:
