@@ -54,15 +54,11 @@ class _Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         names: Any = dict.fromkeys(_COMMANDS)
-        self.commands = names  # for suggestions
+        self.commands = names  # for the list and for suggestions
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self.lists = True
         super().format_help(ctx, formatter)
-
-    def list_commands(self, ctx: object) -> list[str]:
-        del ctx
-        return list(_COMMANDS)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two = " ".join(args[:2])
