@@ -14,7 +14,7 @@ from kvbench.cells.axes import Direction, Order, StreamState
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
-from kvbench.results.outcomes import Outcome, by_cell, cost_figures, distinct_texts, opposite_rate
+from kvbench.results.outcomes import Outcome, by_cell, cost_figures, distinct_texts, opposite_rate, share_of_flags
 from kvbench.results.roofs import Rate, SmReach, reached
 from kvbench.results.schema import Opposite, Record, RunInfo, Visit
 
@@ -35,12 +35,9 @@ def summarize(
         _row(outcome, visits_of.get(outcome.cell, ())) | _limits(outcome.cell, ceilings_gbps, sm_copies)
         for outcome in outcomes
     ]
-    frame = pd.DataFrame(rows, columns=list(TYPES))
-    measured = {row: outcome.cell for row, outcome in enumerate(outcomes) if outcome.medians}
-    figures = _figures([*measured.values()], long_samples(visits))
-    figures = figures.set_index(pd.Index([*measured], dtype="int64")).reindex(frame.index)
-    frame[figures.columns] = figures
-    frame["device"] = _device_label(info)
+    # A failed cell has no quartiles, whatever it sampled.
+    sampled = [visits_of[outcome.cell] if outcome.medians else () for outcome in outcomes]
+    frame = pd.DataFrame(rows, columns=list(TYPES)).assign(device=_device_label(info), **_quartiles(sampled))
     # The slowest time is the lowest rate.
     for rate, time in (("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
         frame[f"gbps{rate}"] = (frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3).where(frame["gbps"].notna())
@@ -72,22 +69,6 @@ def _no_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
 
 
-def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
-    """One row per raw sample of `visits`, in order: cell_id, round, sample, then `SAMPLE_COLUMNS`."""
-    counts = [len(visit.samples) for visit in visits]
-    owner = np.repeat(np.arange(len(visits)), counts)
-    first = np.cumsum([0, *counts])[:-1]
-    ids = pd.Series([visit.cell.id for visit in visits], dtype="str")
-    rounds = np.array([visit.round for visit in visits], dtype=np.int64)
-    columns: dict[str, Any] = {
-        "cell_id": ids.take(owner).reset_index(drop=True),
-        "round": rounds[owner],
-        "sample": np.arange(len(owner)) - first[owner],
-    }
-    frame = pd.DataFrame(columns | {name: _gather(visits, name) for name in SAMPLE_COLUMNS})
-    return frame.astype({"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"})
-
-
 def _limits(
     cell: Cell, ceilings_gbps: Mapping[Direction, float], sm_copies: Mapping[Direction, SmReach | None]
 ) -> dict[str, float]:
@@ -105,8 +86,9 @@ def _limits(
 
 
 def _row(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
-    """The row of a cell, without what `_figures` takes from its samples."""
+    """The row of a cell, without what `_quartiles` takes from its samples."""
     cell, (low_us, high_us) = outcome.cell, outcome.interval()
+    is_execution = bool(outcome.medians) and cell.stream_state.pending
     return {
         **axis_columns(cell),
         **cost_figures([*outcome.costs.values()]),
@@ -122,6 +104,7 @@ def _row(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
         "rounds": outcome.rounds,
         "outliers": outcome.spread.outliers if outcome.medians else None,
         "state_held": outcome.state_held,
+        "execution_only": share_of_flags(visit.samples.pending_after for visit in visits) if is_execution else math.nan,
         "depth_held": outcome.depth_held,
         "path": outcome.path,
         "chosen": distinct_texts(visit.chosen for visit in visits if visit.chosen is not None),
@@ -136,32 +119,32 @@ def _row(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
     }
 
 
-def _figures(measured: Sequence[Cell], samples: pd.DataFrame) -> pd.DataFrame:
-    """One row per cell of `measured`: the quartiles of its samples, and how many are execution only."""
-    owner = pd.Index([cell.id for cell in measured], dtype="str").get_indexer(pd.Index(samples["cell_id"]))
-    # Samples of failed cells (owner < 0) come first and are dropped.
-    order = np.argsort(owner, kind="stable")[(owner < 0).sum() :]
-    owner = owner[order]
-    per_cell = np.bincount(owner, minlength=len(measured))
-    columns: dict[str, Any] = {}
+def _quartiles(visits_of_cells: Sequence[Sequence[Visit]]) -> dict[str, Floats]:
+    """The quartiles of each cell's samples, by column of the summary."""
+    visits = [*chain.from_iterable(visits_of_cells)]
+    per_cell = np.array([sum(len(visit.samples) for visit in of_cell) for of_cell in visits_of_cells], dtype=np.int64)
+    columns: dict[str, Floats] = {}
     for time in TIMES:
-        low, _, high = grouped_quartiles(samples[time].to_numpy(np.float64, na_value=np.nan)[order], per_cell)
+        low, _, high = grouped_quartiles(_gather(visits, time), per_cell)
         columns |= {f"{time}_q1": low, f"{time}_q3": high}
-    after = np.bincount(owner, weights=samples["pending_after"].to_numpy()[order], minlength=len(measured))
-    pending = np.array([cell.stream_state.quantity == "execution" for cell in measured], dtype=bool)
-    columns["execution_only"] = np.where(pending, after / np.where(per_cell, per_cell, np.nan), np.nan)
-    return pd.DataFrame(columns)
+    return columns
 
 
-def samples_with_axes(visits: Sequence[Visit]) -> pd.DataFrame:
-    """`long_samples` with the axes of the cell behind its id; axes of text are categories."""
-    samples = long_samples(visits)
-    cells = {cell.id: cell for cell in dict.fromkeys(visit.cell for visit in visits)}
-    rows = pd.DataFrame([axis_columns(cell) for cell in cells.values()], columns=list(OF_CELL)).astype(OF_CELL)
-    rows = rows.astype({name: "category" for name, kind in OF_CELL.items() if kind == "str"})
-    owner = pd.Index(list(cells), dtype="str").get_indexer(pd.Index(samples["cell_id"]))
-    axes = rows.take(owner).reset_index(drop=True)
-    return pd.concat([samples[["cell_id"]], axes, samples.drop(columns="cell_id")], axis="columns")
+def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
+    """One row per raw sample of `visits`, in order: cell_id, the axes of the cell, round, sample, `SAMPLE_COLUMNS`.
+
+    Axes of text are categories.
+    """
+    counts = [len(visit.samples) for visit in visits]
+    types = {"cell_id": "str", **OF_CELL, "round": "int64"}
+    rows = [{"cell_id": visit.cell.id, **axis_columns(visit.cell), "round": visit.round} for visit in visits]
+    texts = [name for name, kind in OF_CELL.items() if kind == "str"]
+    of_visits = pd.DataFrame(rows, columns=list(types)).astype(types).astype(dict.fromkeys(texts, "category"))
+    axes = of_visits.take(np.repeat(np.arange(len(visits)), counts)).reset_index(drop=True)
+    columns = {"sample": np.concatenate([np.arange(0), *map(np.arange, counts)])}
+    columns |= {name: _gather(visits, name) for name in SAMPLE_COLUMNS}
+    types_of_flags = {"pending_before": "int8", "pending_after": "int8", "depth_held": "Int8"}
+    return pd.concat([axes, pd.DataFrame(columns).astype(types_of_flags)], axis="columns")
 
 
 def axis_columns(cell: Cell) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def _outcome(
         samples=sum(len(visit.samples) for visit in visits),
         spread=spread,
         state_held=_state_held(cell, visits),
-        depth_held=_share(visit.samples.depth_held for visit in visits),
+        depth_held=share_of_flags(visit.samples.depth_held for visit in visits),
         medians=medians,
     )
 
@@ -278,7 +278,7 @@ def _medians(cell: Cell, visits: Iterable[Visit], in_turn: Mapping[int, MedianIn
 
 
 def _state_held(cell: Cell, visits: Iterable[Visit]) -> float:
-    pending = _share(visit.samples.pending_before for visit in visits)
+    pending = share_of_flags(visit.samples.pending_before for visit in visits)
     match cell.stream_state.quantity:
         case "execution":
             return pending
@@ -287,7 +287,7 @@ def _state_held(cell: Cell, visits: Iterable[Visit]) -> float:
     return math.nan
 
 
-def _share(flags_of_visits: Iterable[Sequence[int] | None]) -> float:
+def share_of_flags(flags_of_visits: Iterable[Sequence[int] | None]) -> float:
     """The share of samples with a flag, NaN without samples that have one."""
     flags = [*chain.from_iterable(filter(None, flags_of_visits))]
     return sum(flags) / len(flags) if flags else math.nan

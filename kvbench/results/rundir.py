@@ -124,9 +124,9 @@ class Run:
         """Every raw sample, also of failed cells: cell_id, the axes of the cell, round, sample, and the times in
         microseconds.
         """
-        from kvbench.results.frame import samples_with_axes
+        from kvbench.results.frame import long_samples
 
-        return samples_with_axes(self.visits)
+        return long_samples(self.visits)
 
     @cached_property
     def outcomes(self) -> "Mapping[Cell, Outcome]":
