@@ -20,10 +20,9 @@ from kvbench.cells.faults import Fault
 from kvbench.cells.units import gigabytes_per_second
 from kvbench.engine.device import STREAM_STATES, Device, Event, Queue, Sample, Swap
 from kvbench.measure.bench import Bench
-from kvbench.measure.beside import Flow, FlowSample, Turns
+from kvbench.measure.beside import Flow, FlowSample, OneWay, Turns, both_ways
 from kvbench.measure.layout import Layout, lay_out
 from kvbench.measure.neighbour import LayeredStep, RunningNeighbour
-from kvbench.measure.opposite import OneWay, both_ways
 from kvbench.measure.workload import NOT_ORDERED, VerificationError, Workload
 from kvbench.results.schema import Beside, Opposite, StopReason
 from kvbench.sweep.spec import BUSY_TWINS, CHAIN, LEAD, LEAST_BESIDE_S, WATCHED_SHARE, Sampling, submissions
