@@ -1,6 +1,6 @@
 import io
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from kvbench.cells.facts import BackendFacts, DeviceFacts
 from kvbench.cli.progress import PlainReporter
 from kvbench.ground.errors import ExitCode
 from kvbench.results import RunWriter, load_run
-from kvbench.results.attempts import visits_that_count
 from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, Retry, Roof, RunStatus, Visit
 from kvbench.run.execution import Execution, Observer, SweepEnd
 from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
@@ -22,7 +21,7 @@ from kvbench.run.schedule import MAX_REPEATS, VISITS_A_REPEAT, Progress, Rounds
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
-from tests.synthetic import info, samples
+from tests.synthetic import info, loaded, samples, write_run
 
 CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 16))
 
@@ -74,6 +73,7 @@ class Slot:
                 calls=1,
                 verified_bytes=1,
                 took_ms=1.0,
+                process=1 + self.replaced,
                 disturbed=[Disturbance.STEP] if cell in self.cells and request.attempt < self.disturbed else [],
             )
             for cell in cells
@@ -91,38 +91,20 @@ class Crashing(Slot):
         self.ended = self.replaced == 2
 
 
-class Left(Slot):
-    """A worker that is not asked for the second cell: the devices that it needs are gone."""
+class Failing(Slot):
+    """A worker that finds wrong bytes in the visits of one cell, alone or in turn, and fails in those of others."""
 
-    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
-        if Cell.from_strings(request.cells[0]) == CELLS[1]:
-            raise NotAskedError("only 1 of 2 devices are left")
-        return super().visit(request)
-
-
-class WrongArm(Slot):
-    """A worker that finds wrong bytes in the visits of one cell, alone or in turn, and dies in those of another."""
-
-    def __init__(self, wrong: Cell, deadly: Cell | None = None) -> None:
+    def __init__(self, wrong: Cell | None = None, errors: Mapping[Cell, Exception] | None = None) -> None:
         super().__init__(disturbed=0)
-        self.wrong, self.deadly = wrong, deadly
+        self.wrong, self.errors = wrong, errors or {}
 
     def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
-        texts = self.wrong.as_strings()
-        if self.deadly and self.deadly.as_strings() in request.cells:
-            raise LostError("the worker died by SIGSEGV")
-        if texts in request.cells:
+        for cell in map(Cell.from_strings, request.cells):
+            if cell in self.errors:
+                raise self.errors[cell]
+        if self.wrong and (texts := self.wrong.as_strings()) in request.cells:
             return Failure(cell_text=texts, round=request.round, kind="mismatch", message="wrong", command="")
         return super().visit(request)
-
-
-class Starting(Slot):
-    """A worker whose visits note its start."""
-
-    def visit(self, request: MeasureCells, *_: object) -> list[Visit] | Failure:
-        visits = super().visit(request)
-        assert isinstance(visits, list)
-        return [msgspec.structs.replace(one, process=1 + self.replaced) for one in visits]
 
 
 class Stopped:
@@ -157,6 +139,11 @@ def execute(
         return Execution(spec, plan, opened, writer, slot, Observer(), progress, search).run()  # type: ignore[arg-type]
 
 
+def recorded(path: Path, kind: Any) -> list[Any]:
+    """Return the records of a kind in a run."""
+    return [record for record in load_run(path).records if isinstance(record, kind)]
+
+
 def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: Path) -> None:
     slot = Slot(disturbed=1)
     execute(tmp_path, slot)
@@ -164,9 +151,8 @@ def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: P
         made = [(blocks, attempt) for round_, blocks, attempt in slot.made if round_ == number]
         assert sorted(made) == [(1, 0), (1, 1), *((cell.blocks, 0) for cell in CELLS[1:])]
         assert made[-1] == (1, 1)
-    records = load_run(tmp_path).records
-    assert sum(isinstance(record, Visit) for record in records) == 2 * (len(CELLS) + 1)
-    assert not any(visit.disturbed for visit in visits_that_count(records))
+    assert len(recorded(tmp_path, Visit)) == 2 * (len(CELLS) + 1)
+    assert not any(visit.disturbed for visit in load_run(tmp_path).visits)
 
 
 def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) -> None:
@@ -206,9 +192,7 @@ def test_a_run_that_is_cut_anywhere_and_resumed_has_every_visit_of_a_whole_one(t
         for one in records:
             if isinstance(one, Ceiling) and (left := slot.copies_us.get((one.direction, one.round))):
                 left.pop(0)
-        writer = RunWriter.create(path, info(status="running"))
-        for record in records:
-            writer.append(record)
+        writer = RunWriter.reopen(write_run(path, records, info(status="running")))
         assert execute(path, slot, writer, cells=cells, rounds=6, kind="cuda").status == "complete"
         return list(load_run(path).records)
 
@@ -239,9 +223,8 @@ def test_rounds_are_measured_again_within_half_of_the_time_of_the_run(tmp_path: 
 def test_rounds_are_spread_over_starts_of_a_worker(
     tmp_path: Path, rounds: int, starts: int, of_rounds: list[int]
 ) -> None:
-    execute(tmp_path / "run", Starting(disturbed=1), rounds=rounds, starts=starts)
-    visits = [one for one in load_run(tmp_path / "run").records if isinstance(one, Visit)]
-    assert {(one.round, one.process) for one in visits} == set(enumerate(of_rounds))
+    execute(tmp_path, Slot(disturbed=1), rounds=rounds, starts=starts)
+    assert {(one.round, one.process) for one in recorded(tmp_path, Visit)} == set(enumerate(of_rounds))
 
 
 def test_a_resumed_run_counts_on_with_its_workers_and_its_visits() -> None:
@@ -274,7 +257,7 @@ def test_a_round_measures_the_roof_of_each_direction_where_a_kernel_has_a_large_
     cells = tuple(replace(CELLS[0], direction=way, pool_bytes=pool_bytes >> at) for at, way in enumerate(Direction))
     facts = BackendFacts(name, "a kernel", frozenset(), unavailable=unavailable)
     execute(tmp_path, Slot(disturbed=0), cells=cells, backends=[facts])
-    made = [(one.round, one.direction) for one in load_run(tmp_path).records if isinstance(one, Roof)]
+    made = [(one.round, one.direction) for one in recorded(tmp_path, Roof)]
     assert sorted(made) == [(number, way) for number in range(2) for way in ("d2h", "h2d")[:roofs]]
 
 
@@ -284,7 +267,7 @@ def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: 
     assert (outcome.status, outcome.measured, outcome.failed, outcome.copies_failed) == ("complete", len(CELLS), 0, 2)
     assert outcome.exit_code is ExitCode.FAILED_CELLS
     assert len(slot.made) == 2 * len(CELLS)
-    notes = [record.text for record in load_run(tmp_path).records if isinstance(record, Note)]
+    notes = [record.text for record in recorded(tmp_path, Note)]
     assert f"room for {len(CELLS)}" in notes
     assert "ceiling h2d of round 0 failed: the worker died by SIGSEGV" in notes
     assert "ceiling h2d of round 1 failed: the worker died by SIGSEGV" in notes
@@ -292,16 +275,16 @@ def test_crashing_large_copies_and_a_dead_worker_cost_only_themselves(tmp_path: 
 
 
 def test_a_visit_that_was_not_requested_fails_without_replacing_a_worker(tmp_path: Path) -> None:
-    slot = Left(disturbed=0)
+    slot = Failing(errors={CELLS[1]: NotAskedError("only 1 of 2 devices are left")})
     outcome = execute(tmp_path, slot)
     assert (outcome.status, outcome.measured, outcome.failed) == ("complete", len(CELLS) - 1, 1)
-    (failure,) = (record for record in load_run(tmp_path).records if isinstance(record, Failure))
+    (failure,) = recorded(tmp_path, Failure)
     assert (failure.cell, failure.kind, failure.message) == (CELLS[1], "error", "only 1 of 2 devices are left")
     assert slot.replaced == 0
 
 
 def test_a_worker_that_found_wrong_bytes_is_replaced(tmp_path: Path) -> None:
-    slot = WrongArm(CELLS[0])
+    slot = Failing(CELLS[0])
     outcome = execute(tmp_path, slot)
     assert (outcome.measured, outcome.failed, slot.replaced) == (len(CELLS) - 1, 1, 1)
 
@@ -313,16 +296,13 @@ def test_a_cell_that_is_tried_again_is_no_failed_one_until_it_fails_again(tmp_pa
     cases: list[tuple[list[Record], int]] = [([failure], 1), ([failure, retry], 0), ([failure, retry, failure], 1)]
     for number, (records, failed) in enumerate(cases):
         assert len(Progress(records).failed) == failed
-        with RunWriter.create(tmp_path / str(number), info()) as writer:
-            for record in records:
-                writer.append(record)
-        assert [outcome.status for outcome in load_run(writer.path).outcomes.values()] == ["failed"] * failed
+        run = loaded(tmp_path / str(number), records)
+        assert [outcome.status for outcome in run.outcomes.values()] == ["failed"] * failed
 
 
 def test_a_failed_cell_has_figures_after_a_successful_retry(tmp_path: Path) -> None:
     texts = CELLS[0].as_strings()
-    with RunWriter.create(tmp_path, info()) as writer:
-        writer.append(Failure(cell_text=texts, round=0, kind="timeout", message="asleep", command=""))
+    write_run(tmp_path, [Failure(cell_text=texts, round=0, kind="timeout", message="asleep", command="")])
     execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
     table = load_run(tmp_path).frame()
     assert sorted(table["status"]) == ["failed", *["ok"] * (len(CELLS) - 1)]
@@ -357,7 +337,7 @@ IN_TURN = tuple(
 
 
 def test_arms_that_another_leaves_are_visited_in_turn_without_it(tmp_path: Path) -> None:
-    slot = WrongArm(IN_TURN[1])
+    slot = Failing(IN_TURN[1])
     outcome = execute(tmp_path, slot, cells=IN_TURN)
     assert (outcome.measured, outcome.failed, slot.replaced) == (2, 1, 1)
     counting = load_run(tmp_path).visits
@@ -366,11 +346,10 @@ def test_arms_that_another_leaves_are_visited_in_turn_without_it(tmp_path: Path)
 
 
 def test_after_a_lost_worker_each_arm_is_visited_by_itself(tmp_path: Path) -> None:
-    slot = WrongArm(IN_TURN[1], deadly=IN_TURN[2])
+    slot = Failing(IN_TURN[1], {IN_TURN[2]: LostError("the worker died by SIGSEGV")})
     outcome = execute(tmp_path, slot, cells=IN_TURN)
-    failures = {record.cell: record for record in load_run(tmp_path).records if isinstance(record, Failure)}
     assert outcome.measured == 1
-    assert [failures[cell].kind for cell in IN_TURN[1:]] == ["mismatch", "crash"]
+    assert {one.cell: one.kind for one in recorded(tmp_path, Failure)} == {IN_TURN[1]: "mismatch", IN_TURN[2]: "crash"}
 
 
 def test_a_visit_in_turn_has_the_time_of_all_its_arms(tmp_path: Path) -> None:
@@ -398,16 +377,13 @@ def test_an_interruption_counts_before_failed_cells(
 def test_arms_of_which_a_kill_left_some_are_made_again_together(tmp_path: Path) -> None:
     execute(tmp_path / "whole", Slot(disturbed=0), cells=IN_TURN)
     run = load_run(tmp_path / "whole")
-    with RunWriter.create(tmp_path / "cut", run.info) as writer:
-        for record in [*run.records][:-2]:  # one of three arms of the last round is left
-            writer.append(record)
+    write_run(tmp_path / "cut", [*run.records][:-2], run.info)  # one of three arms of the last round is left
     slot = Slot(disturbed=0)
     execute(tmp_path / "cut", slot, RunWriter.reopen(tmp_path / "cut"), cells=IN_TURN)
     assert len(slot.made) == 3
-    records = load_run(tmp_path / "cut").records
-    counting = visits_that_count(records)
+    counting = load_run(tmp_path / "cut").visits
     assert [one.round for one in counting] == [0, 0, 0, 1, 1, 1]
-    assert counting[3:] == [record for record in records if isinstance(record, Visit)][-3:]
+    assert counting[3:] == recorded(tmp_path / "cut", Visit)[-3:]
 
 
 def test_repeats_are_limited_on_a_host_that_is_never_quiet(tmp_path: Path) -> None:
