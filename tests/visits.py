@@ -10,7 +10,7 @@ from kvbench.engine.device import Device, Stream, TimedRegion, open_device
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.pools import Pools
-from kvbench.measure.samples import Arms, SetUp, set_up
+from kvbench.measure.samples import Arms, Sampler, set_up
 from kvbench.measure.visit import visit
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
@@ -37,7 +37,7 @@ def measure(
     return visited(bench, set_up(bench, backend, cell, sampling, seed), request, fault)
 
 
-def visited(bench: Bench, ready: SetUp, request: MeasureCells, fault: Fault | None = None) -> Visit:
+def visited(bench: Bench, sampler: Sampler, request: MeasureCells, fault: Fault | None = None) -> Visit:
     """Return the visit of one cell."""
-    (made,) = visit(bench, Arms(bench.device, [ready], [fault]), request)
+    (made,) = visit(bench, Arms(bench.device, [sampler], [fault]), request)
     return made

@@ -12,7 +12,7 @@ from kvbench.cells.cell import Cell
 from kvbench.ground.errors import KvbenchError
 from kvbench.measure.bench import Bench
 from kvbench.measure.layout import Layout
-from kvbench.measure.samples import AnySample, Sampler, SetUp, Taken, create_swap
+from kvbench.measure.samples import AnySample, Sampler, Taken, create_swap
 from kvbench.measure.workload import Workload
 from kvbench.sweep.spec import Replay, Sampling
 from kvbench.sweep.swap_file import Numbered
@@ -110,12 +110,12 @@ class ReplaySampler(Sampler):
 
 def set_up_replay(
     bench: Bench, backend: Backend, cell: Cell, trace: Replay, swaps: Sequence[Placed], seed: Sequence[int]
-) -> SetUp:
+) -> ReplaySampler:
     """Prepare the swaps of one visit. Raises EngineError, KvbenchError without a swap, and any error of a backend."""
     if not swaps:
         enough = trace.enough_for(trace.swaps_of(cell.direction).blocks)
         raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
-    return SetUp(cell, ReplaySampler(bench, backend, cell, trace, swaps, seed))
+    return ReplaySampler(bench, backend, cell, trace, swaps, seed)
 
 
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:

@@ -76,6 +76,7 @@ class Sampler:
         self.copies = swaps[0].mechanism is not Mechanism.NOTHING  # blocks, so that they can be compared
         self.endless = cell.devices > 1  # while other devices swap too, until the time is up
         self.chains = 0  # sustained samples that were taken
+        self.threads: frozenset[int] = frozenset()  # of this process, that the backend started for the cell
 
     @property
     def prepared(self) -> PreparedSwap:
@@ -226,35 +227,18 @@ class BesideStep(Sampler):
         return self.bench.region.measure_python(submit, STREAM_STATES[StreamState.IDLE], Queue()).wall_us
 
 
-@dataclass(frozen=True)
-class SetUp:
-    """A cell ready to be visited, and the threads of this process that its backend started for it."""
-
-    cell: Cell
-    sampler: Sampler
-    threads: frozenset[int] = frozenset()
-
-    @property
-    def workload(self) -> Workload:
-        return self.sampler.workload
-
-
 class Arms:
     """The arms of a visit, and whose turn it is: `current` is also the arm whose error ended the visit."""
 
-    def __init__(self, device: Device, ready: Sequence[SetUp], faults: Sequence[Fault | None]) -> None:
+    def __init__(self, device: Device, samplers: Sequence[Sampler], faults: Sequence[Fault | None]) -> None:
         self.current = 0
-        self._device, self.ready, self._faults = device, ready, faults
+        self._device, self.samplers, self._faults = device, samplers, faults
         device.arm(faults[0])
-
-    @property
-    def samplers(self) -> list[Sampler]:
-        return [ready.sampler for ready in self.ready]
 
     def turn(self, first: int = 0) -> Iterator[int]:
         """Yield the number of each arm once, from one of them on, while it is its turn."""
-        for step in range(len(self.ready)):
-            arm = (first + step) % len(self.ready)
+        for step in range(len(self.samplers)):
+            arm = (first + step) % len(self.samplers)
             if arm != self.current:
                 self.current = arm
                 self._device.arm(self._faults[arm])
@@ -262,8 +246,8 @@ class Arms:
 
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> list[Taken]:
         """Take the samples of a visit: sample k of all arms before the next of any, each time another arm first."""
-        if len(self.ready) == 1:
-            return [self.ready[0].sampler.take_all(sampling, begin)]
+        if len(self.samplers) == 1:
+            return [self.samplers[0].take_all(sampling, begin)]
         takes = [self.samplers[arm].taker() for arm in self.turn()]
         for number in range(sampling.warmups):
             for arm in self.turn(number):
@@ -336,7 +320,7 @@ def set_up(
     *,
     many_visits: bool = False,
     layouts: Sequence[Layout] | None = None,
-) -> SetUp:
+) -> Sampler:
     """Prepare `cell` with these sets of blocks, or as the only arm of its visits; `seed` determines what is checked at
     random. Raises EngineError, and any error of a backend.
     """
@@ -347,7 +331,9 @@ def set_up(
     workload = Workload(bench.pools, cell, layouts, np.random.default_rng(seed), slots)
     requests = [bench.request(cell, memory) for memory in workload.memories]
     swaps = [create_swap(backend, request) for request in requests]
-    return SetUp(cell, _sampler(bench, backend, cell, workload, swaps), bench.threads.all() - before)
+    sampler = _sampler(bench, backend, cell, workload, swaps)
+    sampler.threads = bench.threads.all() - before
+    return sampler
 
 
 def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swaps: Sequence[PreparedSwap]) -> Sampler:

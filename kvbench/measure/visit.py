@@ -21,7 +21,7 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Surroundings, disturbances
 from kvbench.measure.layout import lay_out
 from kvbench.measure.roof import measure_ceiling
-from kvbench.measure.samples import AnySample, Arms, Sampler, SetUp, Taken
+from kvbench.measure.samples import AnySample, Arms, Sampler, Taken
 from kvbench.measure.workload import NOT_ORDERED, VerificationError
 from kvbench.results.schema import Beside, EffectivePath, Samples, Visit
 from kvbench.run.protocol import MeasureCells
@@ -101,7 +101,7 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
                 for clock in _clocks(bench, samplers[arm].cell) if samplers[arm].copies else ():
                     times_us = [getattr(sample, clock) for sample in sampled[arm].taken.alike]
                     _check_speed(bench, samplers[arm].cell, times_us)
-            return [_record(request, arm, arms.ready[arm], sampled[arm], verified_bytes[arm]) for arm in arms.turn()]
+            return [_record(request, arm, samplers[arm], sampled[arm], verified_bytes[arm]) for arm in arms.turn()]
     finally:
         bench.device.arm(None)
 
@@ -136,7 +136,7 @@ def _check_sampled(sampler: Sampler) -> int:
 def _sample(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], None] | None) -> list[Sampled]:
     """Warm up and sample, pinned to the CPU of the request, by default to a CPU of full speed."""
     with bench.cpu.held(None if request.in_turn is None else request.in_turn.cpu) as (cpu, before_us):
-        others_share = bench.threads.watch(frozenset().union(*(ready.threads for ready in arms.ready)))
+        others_share = bench.threads.watch(frozenset().union(*(sampler.threads for sampler in arms.samplers)))
         taken = arms.take_all(request.sampling, begin)
         calls = [sampler.prepared.swap.calls for sampler in arms.samplers]  # in the stream state of the cell
         probes_us = (before_us, bench.cpu.probe_us())
@@ -167,9 +167,9 @@ def _clocks(bench: Bench, cell: Cell) -> list[str]:
     return ["chain_us", cell.swap_clock] if bench.device.is_cuda else ["chain_us"]
 
 
-def _record(request: MeasureCells, arm: int, ready: SetUp, sampled: Sampled, verified_bytes: int) -> Visit:
-    cell, sampler, taken, surroundings = ready.cell, ready.sampler, sampled.taken, sampled.surroundings
-    samples, prepared = taken.samples, sampler.prepared
+def _record(request: MeasureCells, arm: int, sampler: Sampler, sampled: Sampled, verified_bytes: int) -> Visit:
+    cell, prepared, taken, surroundings = sampler.cell, sampler.prepared, sampled.taken, sampled.surroundings
+    samples = taken.samples
     held = [sample for sample in taken.alike if sample.pending_after or not cell.stream_state.pending]
     times_us = [getattr(sample, cell.swap_clock) for sample in held]
     return Visit(

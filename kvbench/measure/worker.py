@@ -42,7 +42,7 @@ from kvbench.measure.layout import Layout
 from kvbench.measure.pools import Pools
 from kvbench.measure.replay import Placed, place, set_up_replay
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
-from kvbench.measure.samples import Arms, SetUp, lay_out_arms, set_up
+from kvbench.measure.samples import Arms, Sampler, lay_out_arms, set_up
 from kvbench.measure.visit import visit
 from kvbench.measure.workload import VerificationError
 from kvbench.models.steps import USUAL
@@ -73,7 +73,7 @@ class Worker:
     def __init__(self) -> None:
         self._faults = FaultPlan()
         self._control: ControlCopies | None = None
-        self._kept: dict[Cell, SetUp] = {}
+        self._kept: dict[Cell, Sampler] = {}
         self._trace: tuple[Replay, dict[str, list[Placed]]] | None = None
         self._node = -1  # the NUMA node of the GPU, -1 if unknown or without a GPU
 
@@ -192,7 +192,7 @@ class Worker:
         cells, pools = [Cell.from_strings(cell) for cell in request.cells], self._bench.pools
         memory = cells[0].memory
         is_sampled = pools.holds(memory)  # a pool of other memory is made with its first cell
-        began, start_ns, ready = int(time.time()), time.monotonic_ns(), list[SetUp]()
+        began, start_ns, samplers = int(time.time()), time.monotonic_ns(), list[Sampler]()
         arms = None
         try:
             self._meeting = meeting = None if request.start is None else Meeting(request.start)
@@ -201,14 +201,14 @@ class Worker:
                 if len(cells) > 1:
                     arms_layouts = lay_out_arms(cells[0], request.sampling, _seed(request, cells[0]), len(cells))
                 for cell, layouts in zip(cells, arms_layouts, strict=True):
-                    ready.append(self._set_up(cell, request, layouts))
-                for arm in ready:
-                    arm.workload.siblings = [other.workload for other in ready if other is not arm]
-                arms = Arms(self._device, ready, [self._faults.for_cell(cell) for cell in cells])
+                    samplers.append(self._set_up(cell, request, layouts))
+                for sampler in samplers:
+                    sampler.workload.siblings = [other.workload for other in samplers if other is not sampler]
+                arms = Arms(self._device, samplers, [self._faults.for_cell(cell) for cell in cells])
                 made = visit(self._bench, arms, request, None if meeting is None else meeting.begin)
         except Exception as error:  # a plug-in can raise anything; it costs its cell, not the sweep
             return protocol.MeasuredCells(
-                records=[_failure(request, len(ready) if arms is None else arms.current, error)]
+                records=[_failure(request, len(samplers) if arms is None else arms.current, error)]
             )
         end_ns = time.monotonic_ns()
         is_new = pools.holds(memory) and not is_sampled  # to measure the ceiling can free it again
@@ -221,14 +221,14 @@ class Worker:
             records.append(msgspec.structs.replace(record, path=path, warnings=warnings, **times))
         return protocol.MeasuredCells(records=records)
 
-    def _set_up_replay(self, cell: Cell, backend: Backend, request: protocol.MeasureCells) -> SetUp:
+    def _set_up_replay(self, cell: Cell, backend: Backend, request: protocol.MeasureCells) -> Sampler:
         if self._trace is None:
             raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
         trace, placed = self._trace
         swaps = chunk(placed[cell.direction.value], request.round, request.sampling.rounds)
         return set_up_replay(self._bench_of(cell), backend, cell, trace, swaps, (request.seed, request.round))
 
-    def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> SetUp:
+    def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> Sampler:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""
         directions = Direction if cell.opposite else (cell.direction,)
         for direction in directions if cell.pace != NO_PACE else ():
@@ -244,12 +244,12 @@ class Worker:
             return self._kept[cell]
         in_turn, seed = request.in_turn is not None, _seed(request, cell)
         bench = replace(self._bench_of(cell), meeting=self._meeting)
-        ready = set_up(bench, backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts)
+        sampler = set_up(bench, backend, cell, request.sampling, seed, many_visits=in_turn, layouts=layouts)
         if in_turn:
-            self._kept[cell] = ready
+            self._kept[cell] = sampler
             while len(self._kept) > 1 and sum(kept.workload.descriptors for kept in self._kept.values()) > MOST_KEPT:
                 del self._kept[next(iter(self._kept))]
-        return ready
+        return sampler
 
 
 def hash_of_what_runs() -> str:

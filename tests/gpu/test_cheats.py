@@ -15,7 +15,7 @@ from kvbench.engine.device import DIRECTIONS, Addresses, Buffer, Device, Event, 
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.roof import measure_ceiling
-from kvbench.measure.samples import SetUp, set_up
+from kvbench.measure.samples import Sampler, set_up
 from kvbench.measure.workload import VerificationError
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
@@ -141,7 +141,7 @@ def test_a_cheat_is_caught(bench: Bench, cheat: Copy, direction: Direction, stat
 def test_order_is_checked_after_the_first_visit_too(bench: Bench, state: StreamState) -> None:
     cell = Cell("cheat", Direction.H2D, 512, 16_384, state, pool_bytes=1 << 30, reuse=Reuse.FRESH)
 
-    def visits(ready: SetUp, rounds: range) -> None:
+    def visits(ready: Sampler, rounds: range) -> None:
         for number in rounds:
             visited(bench, ready, MeasureCells(cells=[cell.as_strings()], round=number, seed=1, sampling=SAMPLING))
 
@@ -163,7 +163,7 @@ def test_a_backend_that_copies_only_where_it_is_watched_is_caught(
     cell = Cell(
         "cheat", Direction.H2D, 64, 16_384, state, pool_bytes=1 << 30 if reuse is Reuse.FRESH else 0, reuse=reuse
     )
-    ready: list[SetUp] = []
+    ready: list[Sampler] = []
 
     def unless_watched(request: SwapRequest, number: int, stream: int) -> None:
         if number <= 6 or ready[0].workload.watching:

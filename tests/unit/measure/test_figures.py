@@ -18,7 +18,7 @@ from kvbench.engine.device import DIRECTIONS, STREAM_STATES, Swap
 from kvbench.measure import roof, samples, visit
 from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import Clocks, Surroundings
-from kvbench.measure.samples import BesideNeighbour, BesideStep, LayeredSwap, Sampler, SetUp, Taken
+from kvbench.measure.samples import BesideNeighbour, BesideStep, LayeredSwap, Sampler, Taken
 from kvbench.measure.workload import VerificationError
 from kvbench.results.schema import Beside, Disturbance, Samples, Visit
 from kvbench.run.protocol import InTurn, MeasureCells
@@ -78,8 +78,8 @@ def test_a_record_has_what_was_taken(monkeypatch: pytest.MonkeyPatch, cell: Cell
     prepared = mock.Mock(mechanism=Mechanism.SM_KERNEL, chosen="sm", pace_gbps=46.0, warnings=["slow"])
     cells = [CELL.as_strings(), cell.as_strings()]
     request = MeasureCells(cells=cells, group="g", round=4, attempt=2, seed=1, sampling=Sampling())
-    ready = SetUp(cell, mock.Mock(prepared=prepared))
-    made = visit._record(request, 1, ready, visit.Sampled(taken, 7, 33.0, around), 99)
+    sampler: Any = mock.Mock(cell=cell, prepared=prepared)
+    made = visit._record(request, 1, sampler, visit.Sampled(taken, 7, 33.0, around), 99)
     columns = {name: [getattr(one, name) for one in every] for name in kept_of(cell)}
     assert made == Visit(
         cell_text=cells[1], group="g", round=4, attempt=2, stopped_by="time", path="SM kernel", calls=7,
@@ -138,10 +138,10 @@ def test_what_a_watched_swap_moved_counts_while_the_work_before_it_runs(
 
 def test_a_visit_looks_at_the_machine_before_and_behind_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(visit, "_busy_cpu_us", lambda _: 33.0)
-    bench, arms, around = mock.MagicMock(), mock.MagicMock(samplers=[mock.Mock()]), mock.Mock()
+    bench, arms, around = mock.MagicMock(), mock.MagicMock(samplers=[mock.Mock(threads={5, 6})]), mock.Mock()
     bench.cpu.held.return_value.__enter__.return_value, bench.cpu.probe_us.return_value = (3, 100.0), 180.0
     bench.cpu.slowdown, bench.threads.watch.return_value = lambda us: us / 90, lambda: 0.25
-    arms.take_all.return_value, arms.turn.return_value, arms.ready = [around], [0], [mock.Mock(threads={5, 6})]
+    arms.take_all.return_value, arms.turn.return_value = [around], [0]
     request = MeasureCells(cells=[], round=0, seed=1, sampling=Sampling(), in_turn=InTurn(verify=True, cpu=3))
     (made,) = visit._sample(bench, arms, request, None)
     surroundings = Surroundings(3, (100.0, 180.0), [100 / 90, 2.0], bench.clocks.read.return_value, 0.25)
@@ -251,7 +251,9 @@ def test_a_visit_makes_its_checks_of_each_arm_that_copies(
     assert made["_check_order"].mock_calls == [call(copies, 300.0)] * (verifies and number == 2)
     assert made["_check_speed"].mock_calls == [call(bench, copies.cell, [5.0])]
     verified = [1 + 2 * verifies + 100 + 4 * verifies, 1 + 200]
-    assert made["_record"].mock_calls == [call(request, at, arms.ready[at], taken[at], verified[at]) for at in range(2)]
+    assert made["_record"].mock_calls == [
+        call(request, at, arms.samplers[at], taken[at], verified[at]) for at in range(2)
+    ]
     assert [one.workload.leave.called for one in (copies, empty)] == [not verifies, True]
     assert bench.mock_calls == [call.pools.rest()] * verifies + [call.device.arm(None)]
     assert [one.workload.guarded for one in arms.samplers] == [verifies, False]

@@ -38,7 +38,7 @@ def arms_of(
 
 
 def visited_in_turn(arms: Arms, request: MeasureCells) -> list[Visit]:
-    return visit(arms.ready[0].sampler.bench, arms, request)
+    return visit(arms.samplers[0].bench, arms, request)
 
 
 @pytest.mark.parametrize("state", StreamState)
@@ -74,7 +74,7 @@ def test_each_arm_has_its_own_faults_in_its_turn(monkeypatch: pytest.MonkeyPatch
         return lambda: turns.append(("take", number, arms.current))
 
     for number, one in enumerate(ready):
-        one.sampler.taker = partial(taker, number)
+        one.taker = partial(taker, number)
     monkeypatch.setattr(samples, "_collect_in_turn", lambda *_: [])
     assert arms.take_all(Sampling(warmups=2), None) == []
     order = [("delay", 0), ("delay", 1), ("delay", 2), *(("take", at) for at in (0, 1, 2, 1, 2, 0))]

@@ -92,7 +92,7 @@ def test_turns_with_a_step_go_on_until_the_time_is_up(
 ) -> None:
     """The clock goes on by a second each time it is read: once before the turns, and when there are enough samples."""
     monkeypatch.setattr("kvbench.measure.samples.time", mock.Mock(monotonic=mock.Mock(side_effect=count())))
-    sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1).sampler
+    sampler: Any = set_up(bench, Batched(), BESIDE, SAMPLING, 1)
     turns = list[str]()
     sampler._turn = lambda turn, _, samples, __: (turns.append(turn), samples.append(turn) if turn == "swap" else None)
     taken = sampler._collect(None, Sampling(min_samples=least, max_samples=most, cell_seconds=1.5))
@@ -166,7 +166,7 @@ def test_a_layer_of_tensors_has_its_part_of_the_same_memory(bench: Bench) -> Non
             return super().create(request)
 
     ready = set_up(bench, Seeing(), cell, SAMPLING, 1)
-    assert isinstance(ready.sampler.prepared.swap, LayeredSwap)
+    assert isinstance(ready.prepared.swap, LayeredSwap)
     for _ in range(3):
         ready.workload.advance()
         parts = [source for request in seen for source in request.memory.sources.tolist()]

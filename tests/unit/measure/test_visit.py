@@ -25,7 +25,7 @@ from kvbench.cells.facts import DeviceFacts
 from kvbench.engine.device import DIRECTIONS, Event, SwapMemory, per_block
 from kvbench.measure import visit
 from kvbench.measure.bench import Bench
-from kvbench.measure.samples import SetUp, _work_for, lay_out_arms, set_up
+from kvbench.measure.samples import Sampler, _work_for, lay_out_arms, set_up
 from kvbench.measure.visit import effective_path
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results.schema import EffectivePath
@@ -329,7 +329,7 @@ def test_a_watched_swap_does_not_come_before_the_work_that_its_stream_waits_for(
     cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=reuse, pool_bytes=1 << 20)
     bench = bench_of(2 << 20)
     ready = set_up(bench, Recorded(honest), cell, SAMPLING, 1)
-    ready.workload.watch(ready.sampler.taker())
+    ready.workload.watch(ready.taker())
     ready.workload.verify()
 
     def still_pending(*given: Any) -> Any:
@@ -339,7 +339,7 @@ def test_a_watched_swap_does_not_come_before_the_work_that_its_stream_waits_for(
     patient = replace(bench, region=SimpleNamespace(measure_python=still_pending))  # type: ignore[arg-type]
     ready = set_up(patient, Recorded(on_a_thread_of_its_own), cell, SAMPLING, 1)
     with pytest.raises(VerificationError, match="it is not ordered in its stream"):
-        ready.workload.watch(ready.sampler.taker())
+        ready.workload.watch(ready.taker())
 
 
 @pytest.mark.parametrize("reuse", Reuse)
@@ -372,7 +372,7 @@ def test_a_backend_that_skips_all_but_watched_swaps_is_caught(
     monkeypatch.setattr(Workload, "chance", lambda *_: True)
     cell = Cell("cheat", Direction.H2D, 16, 4096, state, reuse=Reuse.SAME)
     ready = set_up(bench, Recorded(honest), cell, SAMPLING, 1)
-    setups: list[SetUp] = []
+    setups: list[Sampler] = []
 
     def unless_watched(request: SwapRequest, number: int, stream: int) -> None:
         if number <= 3 or setups[0].workload.watching:

@@ -123,9 +123,9 @@ def test_an_answer_has_a_record_of_each_arm_and_when_they_were_made(
         assert worker.answer(asked) == protocol.MeasuredCells(records=records)
         bench, arms, given, begin = visits.call_args.args
         assert (bench, given, begin is None) == (worker._bench, asked, start is None)
-        assert [one.cell for one in arms.ready] == cells
+        assert [one.cell for one in arms.samplers] == cells
         assert [fault is not None for fault in arms._faults] == [cell.backend == "batched" for cell in cells]
-        workloads = [one.workload for one in arms.ready]
+        workloads = [one.workload for one in arms.samplers]
         for one in workloads:
             assert one.siblings == [other for other in workloads if other is not one]
         blocks.append([layout.source_rows.tolist() for one in workloads for layout in one._layouts])
