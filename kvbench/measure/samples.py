@@ -4,7 +4,6 @@ import mmap
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import accumulate, pairwise
@@ -82,10 +81,8 @@ class Sampler:
     def prepared(self) -> PreparedSwap:
         return self.swaps[0]
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Within the context, what runs beside the swaps is there. Raises NeighbourError, EngineError."""
-        yield
+    def open(self) -> None:
+        """Open what runs beside the swaps; the bench keeps it. Raises NeighbourError, EngineError."""
 
     def take_idle(self) -> AnySample:
         return take_one(self.bench, self.workload, self.prepared, StreamState.IDLE)
@@ -137,11 +134,9 @@ class BesideNeighbour(Sampler):
 
     _neighbour: RunningNeighbour
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
+    def open(self) -> None:
         several = self.cell.ranks > 1
         self._neighbour = self.bench.joined_step() if several else self.bench.neighbour(self.cell.neighbour)
-        yield
 
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
         if not sampling.warmups:
@@ -186,10 +181,8 @@ class BesideStep(Sampler):
 
     _step: LayeredStep
 
-    @contextmanager
-    def opened(self) -> Iterator[None]:
+    def open(self) -> None:
         self._step = self.bench.step(self.cell)
-        yield
 
     def _collect(self, take: TakeOne, sampling: Sampling) -> Taken:
         deadline_s = time.monotonic() + sampling.cell_seconds

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
@@ -79,29 +78,28 @@ def visit(bench: Bench, arms: Arms, request: MeasureCells, begin: Callable[[], N
     verified = [sampler.copies and (request.in_turn is None or request.in_turn.verify) for sampler in samplers]
     verified_bytes = [0] * len(samplers)
     try:
-        with ExitStack() as stack:
-            for arm in arms.turn():
-                samplers[arm].workload.guarded = verified[arm]
-                stack.enter_context(samplers[arm].opened())
-            if any(verified):
-                bench.pools.rest()
-            for arm in arms.turn():
-                verified_bytes[arm] += _check_before(samplers[arm], request, verifies=verified[arm])
-            sampled = _sample(bench, arms, request, begin)
-            for arm in arms.turn():
-                verified_bytes[arm] += _check_sampled(samplers[arm]) if verified[arm] else 0
-            for arm in arms.turn():  # on blocks anywhere in the pools: no other arm has used them since it was compared
-                verified_bytes[arm] += sampled[arm].taken.verified_bytes
-                if verified[arm]:
-                    verified_bytes[arm] += _check_in_a_row(samplers[arm], request)
-                    if request.round and _is_chosen(request, samplers[arm].cell, "order", request.sampling.rounds - 1):
-                        _check_order(samplers[arm], sampled[arm].taken.samples[-1].caller_us)
-                else:
-                    samplers[arm].workload.leave()
-                for clock in _clocks(bench, samplers[arm].cell) if samplers[arm].copies else ():
-                    times_us = [getattr(sample, clock) for sample in sampled[arm].taken.alike]
-                    _check_speed(bench, samplers[arm].cell, times_us)
-            return [_record(request, arm, samplers[arm], sampled[arm], verified_bytes[arm]) for arm in arms.turn()]
+        for arm in arms.turn():
+            samplers[arm].workload.guarded = verified[arm]
+            samplers[arm].open()
+        if any(verified):
+            bench.pools.rest()
+        for arm in arms.turn():
+            verified_bytes[arm] += _check_before(samplers[arm], request, verifies=verified[arm])
+        sampled = _sample(bench, arms, request, begin)
+        for arm in arms.turn():
+            verified_bytes[arm] += _check_sampled(samplers[arm]) if verified[arm] else 0
+        for arm in arms.turn():  # on blocks anywhere in the pools: no other arm has used them since it was compared
+            verified_bytes[arm] += sampled[arm].taken.verified_bytes
+            if verified[arm]:
+                verified_bytes[arm] += _check_in_a_row(samplers[arm], request)
+                if request.round and _is_chosen(request, samplers[arm].cell, "order", request.sampling.rounds - 1):
+                    _check_order(samplers[arm], sampled[arm].taken.samples[-1].caller_us)
+            else:
+                samplers[arm].workload.leave()
+            for clock in _clocks(bench, samplers[arm].cell) if samplers[arm].copies else ():
+                times_us = [getattr(sample, clock) for sample in sampled[arm].taken.alike]
+                _check_speed(bench, samplers[arm].cell, times_us)
+        return [_record(request, arm, samplers[arm], sampled[arm], verified_bytes[arm]) for arm in arms.turn()]
     finally:
         bench.device.arm(None)
 

@@ -284,8 +284,8 @@ def test_a_visit_beside_a_neighbour_is_long_enough_and_loads_before_its_turns_wh
     monkeypatch.setattr("kvbench.measure.samples.Turns", asked := mock.Mock())
     asked.return_value.measure.return_value = ([], None)
     sampler = set_up(bench, backend := Recorded(honest), CELL, SAMPLING, 1)
-    with sampler.opened():
-        sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds, min_iterations=9), None)
+    sampler.open()
+    sampler.take_all(Sampling(warmups=0, cell_seconds=cell_seconds, min_iterations=9), None)
     _, _, given, iterations = asked.call_args.args
     assert (given, iterations) == (seconds, 9)
     assert len(backend.destinations) == 1
