@@ -223,18 +223,16 @@ def test_no_text_is_a_formula_in_csv() -> None:
 
 
 def test_create_refuses_folders_that_are_not_empty(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="choose another folder, or continue its run with --resume"):
-        RunWriter.create(run, synthetic.info())
-    with pytest.raises(UsageError, match=r"is not empty; choose another folder$"):
-        RunWriter.create(run.parent, synthetic.info())
-    file = tmp_path / "file"
-    file.write_text("x")
-    with pytest.raises(UsageError, match="is not a folder"):
-        RunWriter.create(file, synthetic.info())
-    with pytest.raises(UsageError, match="cannot be written"):
-        RunWriter.create(file / "under", synthetic.info())
-    with pytest.raises(UsageError, match="cannot be written"):
-        RunWriter.create(Path("/proc/kvbench"), synthetic.info())
+    (file := tmp_path / "file").write_text("x")
+    for path, why in (
+        (run, "choose another folder, or continue its run with --resume"),
+        (run.parent, r"is not empty; choose another folder$"),
+        (file, "is not a folder"),
+        (file / "under", "cannot be written"),
+        (Path("/proc/kvbench"), "cannot be written"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            RunWriter.create(path, synthetic.info())
 
 
 def test_a_removed_run_directory_cannot_be_written(run: Path) -> None:

@@ -92,13 +92,18 @@ def test_a_changed_backend_is_a_mismatch(changes: dict[str, Any], why: str) -> N
         runner.plan_of(begun(), SPEC, found)
 
 
+def interrupted(folder: Path, **axes: str) -> Path:
+    """Return a run whose journal lacks its last line."""
+    succeeds("sweep", *tiny(**axes), *BRIEF, "--device=cpu", "--out=run", cwd=folder)
+    journal = folder / "run" / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    return folder / "run"
+
+
 def test_what_another_process_measured_before_the_lock_is_not_repeated_and_was_made_by_a_new_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    succeeds("sweep", *tiny(), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
-    start, run = WorkerSlot.start, tmp_path / "run"
-    journal = run / "journal.jsonl"
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    start, run = WorkerSlot.start, interrupted(tmp_path)
 
     def late(slot: WorkerSlot) -> Opened:
         """Start the worker after another process has finished the run."""
@@ -117,10 +122,7 @@ def test_what_another_process_measured_before_the_lock_is_not_repeated_and_was_m
 
 
 def test_a_run_that_is_resumed_has_each_skip_once(tmp_path: Path) -> None:
-    succeeds("sweep", *tiny(backend="batched,sm"), *BRIEF, "--device=cpu", "--out=run", cwd=tmp_path)
-    run = tmp_path / "run"
-    journal = run / "journal.jsonl"
-    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    run = interrupted(tmp_path, backend="batched,sm")
     with forked():
         runner.resume_sweep(run, Observer())
     assert [record.cell.backend for record in records(run) if isinstance(record, Skip)] == ["sm"]
