@@ -85,10 +85,10 @@ class Sampler:
         """Open what runs beside the swaps; the bench keeps it. Raises NeighbourError, EngineError."""
 
     def take_idle(self) -> AnySample:
-        return take_one(self.bench, self.workload, self.prepared, StreamState.IDLE)
+        return self.take(StreamState.IDLE)
 
     def take_busy(self) -> AnySample:
-        return take_one(self.bench, self.workload, self.prepared, StreamState.BUSY)
+        return self.take(StreamState.BUSY)
 
     def take_all(self, sampling: Sampling, begin: Callable[[], None] | None) -> Taken:
         """Warm up, wait for `begin` if other devices swap too, and take the samples of a visit."""
@@ -108,7 +108,32 @@ class Sampler:
         if state is StreamState.SUSTAINED:
             return self._take_chain
         queue = self._behind_a_delay() if state.pending else Queue()
-        return lambda: take_one(self.bench, self.workload, self.prepared, state, queue, self.cell.pause_us)
+        return lambda: self.take(state, queue, self.cell.pause_us)
+
+    def take(self, state: StreamState, queue: Queue | None = None, pause_us: int = 0) -> AnySample:
+        """Take a sample of the swap of the next blocks, by default without a queue and without a pause."""
+        workload, region = self.workload, self.bench.region
+        workload.advance()
+        if self.prepared.stage:
+            self.prepared.stage()
+        swap, clock = self.prepared.swap, "wall_us" if pause_us and not state.pending else "event_us"
+        work = partial(_work_for, pause_us) if pause_us else None
+        met = STREAM_STATES[state], queue or Queue(), work
+        if workload.watching and state.pending:
+            moved: list[bool] = []
+
+            def submit(stream: int) -> None:
+                swap.submit(stream)
+                moved.append(workload.moved())
+
+            sample = region.measure_python(submit, *met)
+            if moved[-1] and sample.pending_after:  # it counts only if the earlier work was still running
+                raise VerificationError(NOT_ORDERED)
+            return sample
+        if isinstance(swap, Swap):
+            return region.measure(swap, *met)
+        sample = region.measure_python(swap.submit, *met)
+        return swap.timed(sample, clock) if isinstance(swap, LayeredSwap) else sample
 
     def _take_chain(self) -> Sample:
         """Take a sustained sample: a chain of different blocks, each time with other objects first."""
@@ -337,38 +362,6 @@ def _sampler(bench: Bench, backend: Backend, cell: Cell, workload: Workload, swa
     if cell.layers:
         return BesideStep(bench, cell, workload, swaps)
     return BesideNeighbour(bench, cell, workload, swaps)
-
-
-def take_one(
-    bench: Bench,
-    workload: Workload,
-    prepared: PreparedSwap,
-    state: StreamState,
-    queue: Queue | None = None,
-    pause_us: int = 0,
-) -> AnySample:
-    """Take a sample of the swap of the next blocks, by default without a queue and without a pause."""
-    workload.advance()
-    if prepared.stage:
-        prepared.stage()
-    swap, clock = prepared.swap, "wall_us" if pause_us and not state.pending else "event_us"
-    work = partial(_work_for, pause_us) if pause_us else None
-    met = STREAM_STATES[state], queue or Queue(), work
-    if workload.watching and state.pending:
-        moved: list[bool] = []
-
-        def submit(stream: int) -> None:
-            swap.submit(stream)
-            moved.append(workload.moved())
-
-        sample = bench.region.measure_python(submit, *met)
-        if moved[-1] and sample.pending_after:  # it counts only if the earlier work was still running
-            raise VerificationError(NOT_ORDERED)
-        return sample
-    if isinstance(swap, Swap):
-        return bench.region.measure(swap, *met)
-    sample = bench.region.measure_python(swap.submit, *met)
-    return swap.timed(sample, clock) if isinstance(swap, LayeredSwap) else sample
 
 
 def _work_for(pause_us: int) -> None:

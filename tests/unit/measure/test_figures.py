@@ -133,7 +133,7 @@ def test_what_a_watched_swap_moved_counts_while_the_work_before_it_runs(
     sampler = Sampler(bench, replace(CELL, stream_state=state), workload, [mock.Mock(swap=mock.Mock(spec=["submit"]))])
     early = moved and pending and state.pending
     with pytest.raises(VerificationError, match="not ordered") if early else nullcontext():
-        assert samples.take_one(bench, workload, sampler.prepared, state) is sample
+        assert sampler.take(state) is sample
 
 
 def test_a_visit_looks_at_the_machine_before_and_behind_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
