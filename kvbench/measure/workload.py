@@ -133,9 +133,9 @@ class Workload:
         self._used.add(self._set_index)
         return again
 
-    def arrays(self, slot: int = 0) -> list[Addresses]:
-        """Return the arrays of the list of `slot`, which differ from set to set."""
-        return _arrays(self.memories[slot])
+    def arrays(self) -> list[Addresses]:
+        """Return the arrays of the first list, which differ from set to set."""
+        return _arrays(self.memories[0])
 
     def contents(self) -> list[Addresses]:
         """Return the contents of `arrays` for all sets, from the next one on, as arrays of shape (sets, length)."""
