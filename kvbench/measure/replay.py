@@ -70,6 +70,10 @@ class ReplaySampler(Sampler):
     def __init__(
         self, bench: Bench, backend: Backend, cell: Cell, trace: Replay, swaps: Sequence[Placed], seed: Sequence[int]
     ) -> None:
+        """Prepare the first swap. Raises EngineError, KvbenchError without a swap, and any error of a backend."""
+        if not swaps:
+            enough = trace.enough_for(trace.swaps_of(cell.direction).blocks)
+            raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
         self._backend, self._trace, self._placed = backend, trace, swaps
         self._rng = np.random.default_rng(seed)
         workload, prepared = self._set_up(bench, cell, swaps[0])
@@ -106,16 +110,6 @@ class ReplaySampler(Sampler):
         request = bench.request(self.cell, workload.memories[0])
         # The SM time of one swap says nothing of swaps of other sizes.
         return workload, [create_swap(self._backend, request)]
-
-
-def set_up_replay(
-    bench: Bench, backend: Backend, cell: Cell, trace: Replay, swaps: Sequence[Placed], seed: Sequence[int]
-) -> ReplaySampler:
-    """Prepare the swaps of one visit. Raises EngineError, KvbenchError without a swap, and any error of a backend."""
-    if not swaps:
-        enough = trace.enough_for(trace.swaps_of(cell.direction).blocks)
-        raise KvbenchError(f"no selected swap of the trace fits into the pool; -a pool={enough} holds most of them")
-    return ReplaySampler(bench, backend, cell, trace, swaps, seed)
 
 
 def _layout(source: _Ids, destination: _Ids, trace: Replay, room: int) -> Layout:

@@ -40,7 +40,7 @@ from kvbench.measure.bench import Bench
 from kvbench.measure.disturbance import GpuClocks, SteadyCpu
 from kvbench.measure.layout import Layout
 from kvbench.measure.pools import Pools
-from kvbench.measure.replay import Placed, place, set_up_replay
+from kvbench.measure.replay import Placed, ReplaySampler, place
 from kvbench.measure.roof import ControlCopies, compiling, measure_ceiling, measure_roof, open_control, time_copies
 from kvbench.measure.samples import Arms, Sampler, lay_out_arms, set_up
 from kvbench.measure.visit import visit
@@ -226,7 +226,7 @@ class Worker:
             raise KvbenchError("sequence=trace needs a trace: kvbench sweep --trace FILE")
         trace, placed = self._trace
         swaps = chunk(placed[cell.direction.value], request.round, request.sampling.rounds)
-        return set_up_replay(self._bench_of(cell), backend, cell, trace, swaps, (request.seed, request.round))
+        return ReplaySampler(self._bench_of(cell), backend, cell, trace, swaps, (request.seed, request.round))
 
     def _set_up(self, cell: Cell, request: protocol.MeasureCells, layouts: Sequence[Layout] | None) -> Sampler:
         """Return the cell set up; one that is visited in turn with another worker stays so, while there is room."""

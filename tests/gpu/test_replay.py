@@ -8,7 +8,7 @@ from kvbench.cells.axes import Direction
 from kvbench.cells.cell import Cell
 from kvbench.cells.pattern import Pattern
 from kvbench.engine.device import Device
-from kvbench.measure.replay import place, set_up_replay
+from kvbench.measure.replay import ReplaySampler, place
 from kvbench.run.protocol import MeasureCells
 from kvbench.sweep.spec import Sampling
 from kvbench.sweep.swap_file import Header, Swap, choose, selected, write_trace
@@ -31,7 +31,7 @@ def test_swaps_of_a_trace_arrive(gpu: Device, backend: str, direction: Direction
     cell = Cell(backend, direction, TENSORS * 40, 4096, pattern=pattern, sms=4, sequence="trace")
     request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     placed = place(selected(trace)[direction.value], trace, bench.pools.pool_bytes)
-    ready = set_up_replay(bench, load_backends()[backend], cell, trace, placed, (0, 0))
+    ready = ReplaySampler(bench, load_backends()[backend], cell, trace, placed, (0, 0))
     made = visited(bench, ready, request)
     assert made.samples.swap_blocks == [TENSORS * size for size in sizes]
     # the first in full, of the others at least a sample

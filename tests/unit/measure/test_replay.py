@@ -14,7 +14,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.faults import parse_faults
 from kvbench.cells.pattern import Pattern
 from kvbench.measure.bench import Bench
-from kvbench.measure.replay import place, places, set_up_replay
+from kvbench.measure.replay import ReplaySampler, place, places
 from kvbench.measure.workload import VerificationError, Workload
 from kvbench.results import Visit
 from kvbench.run.protocol import MeasureCells
@@ -51,7 +51,7 @@ def replayed(
     request = MeasureCells(cells=[cell.as_strings()], round=0, seed=0, sampling=Sampling())
     plan = parse_faults(fault)
     swaps = place(selected(trace)[direction.value], trace, POOL_BYTES)
-    ready = set_up_replay(bench, backend, cell, trace, swaps, (0, 0))
+    ready = ReplaySampler(bench, backend, cell, trace, swaps, (0, 0))
     return visited(bench, ready, request, plan.for_cell(cell))
 
 
