@@ -21,7 +21,7 @@ from kvbench.run.schedule import MAX_REPEATS, VISITS_A_REPEAT, Progress, Rounds
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
-from tests.synthetic import info, loaded, samples, write_run
+from tests.synthetic import failure, info, loaded, samples, visit, write_run
 
 CELLS = tuple(Cell("per_block", Direction.H2D, blocks, 4096) for blocks in range(1, 16))
 
@@ -144,24 +144,20 @@ def recorded(path: Path, kind: Any) -> list[Any]:
     return [record for record in load_run(path).records if isinstance(record, kind)]
 
 
-def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round(tmp_path: Path) -> None:
-    slot = Slot(disturbed=1)
+@pytest.mark.parametrize(("disturbed", "attempts"), [(1, [0, 1]), (99, [*range(MAX_REPEATS + 1)])])
+def test_a_disturbed_visit_is_repeated_after_the_others_of_its_round_at_most_twice(
+    tmp_path: Path, disturbed: int, attempts: list[int]
+) -> None:
+    assert len(CELLS) // VISITS_A_REPEAT > MAX_REPEATS  # the round has repeats left
+    slot = Slot(disturbed)
     execute(tmp_path, slot)
     for number in range(2):
         made = [(blocks, attempt) for round_, blocks, attempt in slot.made if round_ == number]
-        assert sorted(made) == [(1, 0), (1, 1), *((cell.blocks, 0) for cell in CELLS[1:])]
-        assert made[-1] == (1, 1)
-    assert len(recorded(tmp_path, Visit)) == 2 * (len(CELLS) + 1)
-    assert not any(visit.disturbed for visit in load_run(tmp_path).visits)
-
-
-def test_a_visit_that_stays_disturbed_is_repeated_at_most_twice(tmp_path: Path) -> None:
-    assert len(CELLS) // VISITS_A_REPEAT > MAX_REPEATS  # the round has repeats left
-    slot = Slot(disturbed=99)
-    execute(tmp_path, slot)
-    attempts = [attempt for round_, blocks, attempt in slot.made if (round_, blocks) == (0, 1)]
-    assert attempts == list(range(MAX_REPEATS + 1))
-    assert sum(bool(visit.disturbed) for visit in load_run(tmp_path).visits) == 2
+        first, repeats = made[: len(CELLS)], made[len(CELLS) :]
+        assert sorted(first) == [(cell.blocks, 0) for cell in CELLS]
+        assert repeats == [(1, attempt) for attempt in attempts[1:]]
+    assert len(recorded(tmp_path, Visit)) == 2 * (len(CELLS) + len(attempts) - 1)
+    assert sum(bool(visit.disturbed) for visit in load_run(tmp_path).visits) == 2 * (disturbed == 99)
 
 
 def test_a_round_with_a_low_ceiling_is_measured_again_once_copies_are_as_fast_as_usual(tmp_path: Path) -> None:
@@ -278,8 +274,8 @@ def test_a_visit_that_was_not_requested_fails_without_replacing_a_worker(tmp_pat
     slot = Failing(errors={CELLS[1]: NotAskedError("only 1 of 2 devices are left")})
     outcome = execute(tmp_path, slot)
     assert (outcome.status, outcome.measured, outcome.failed) == ("complete", len(CELLS) - 1, 1)
-    (failure,) = recorded(tmp_path, Failure)
-    assert (failure.cell, failure.kind, failure.message) == (CELLS[1], "error", "only 1 of 2 devices are left")
+    (failed,) = recorded(tmp_path, Failure)
+    assert (failed.cell, failed.kind, failed.message) == (CELLS[1], "error", "only 1 of 2 devices are left")
     assert slot.replaced == 0
 
 
@@ -289,27 +285,19 @@ def test_a_worker_that_found_wrong_bytes_is_replaced(tmp_path: Path) -> None:
     assert (outcome.measured, outcome.failed, slot.replaced) == (len(CELLS) - 1, 1, 1)
 
 
-def test_a_cell_that_is_tried_again_is_no_failed_one_until_it_fails_again(tmp_path: Path) -> None:
-    texts = CELLS[0].as_strings()
-    failure = Failure(cell_text=texts, round=0, kind="error", message="", command="")
-    retry = Retry(cell_text=texts)
-    cases: list[tuple[list[Record], int]] = [([failure], 1), ([failure, retry], 0), ([failure, retry, failure], 1)]
-    for number, (records, failed) in enumerate(cases):
-        assert len(Progress(records).failed) == failed
-        run = loaded(tmp_path / str(number), records)
-        assert [outcome.status for outcome in run.outcomes.values()] == ["failed"] * failed
-
-
-def test_a_failed_cell_has_figures_after_a_successful_retry(tmp_path: Path) -> None:
-    texts = CELLS[0].as_strings()
-    write_run(tmp_path, [Failure(cell_text=texts, round=0, kind="timeout", message="asleep", command="")])
-    execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
-    table = load_run(tmp_path).frame()
-    assert sorted(table["status"]) == ["failed", *["ok"] * (len(CELLS) - 1)]
-    with RunWriter.reopen(tmp_path) as writer:
-        writer.append(Retry(cell_text=texts))
-    execute(tmp_path, Slot(disturbed=0), RunWriter.reopen(tmp_path))
-    assert set(load_run(tmp_path).frame()["status"]) == {"ok"}
+@pytest.mark.parametrize(
+    ("kinds", "failed", "statuses"),
+    [("f", 1, ["failed"]), ("fr", 0, []), ("frf", 1, ["failed"]), ("fv", 1, ["failed"]), ("frv", 0, ["ok"])],
+)
+def test_a_cell_that_is_tried_again_is_no_failed_one_until_it_fails_again(
+    tmp_path: Path, kinds: str, failed: int, statuses: list[str]
+) -> None:
+    """By its records: a failure, a retry, a visit."""
+    retry = Retry(cell_text=CELLS[0].as_strings())
+    by_kind = {"f": failure(CELLS[0]), "r": retry, "v": visit(CELLS[0], 10.0)}
+    run = loaded(tmp_path / "run", [by_kind[kind] for kind in kinds])
+    assert len(Progress(run.records).failed) == failed
+    assert [*run.table["status"]] == statuses
 
 
 @pytest.mark.parametrize(
