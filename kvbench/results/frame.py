@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from kvbench.analysis.compare import Floats, grouped_quartiles
-from kvbench.cells.axes import Direction, Order, StreamState
+from kvbench.cells.axes import Direction, Order
 from kvbench.cells.blocks import SCATTERED_FROM_BYTES
 from kvbench.cells.cell import AXES, Cell
 from kvbench.results.columns import OF_CELL, SAMPLE_COLUMNS, TIMES, TYPES
@@ -41,9 +41,6 @@ def summarize(
     # The slowest time is the lowest rate.
     for rate, time in (("_q1", "q3"), ("_q3", "q1"), ("_low", "high"), ("_high", "low")):
         frame[f"gbps{rate}"] = (frame["swap_bytes"] / frame[f"swap_us_{time}"] / 1e3).where(frame["gbps"].notna())
-    quantities = frame["stream_state"].map({state.value: state.quantity for state in StreamState})
-    for quantity in dict.fromkeys(state.quantity for state in StreamState):
-        frame[f"{quantity}_gbps"] = frame["gbps"].where(quantities == quantity)
     frame["roof_share"] = frame["gbps"] / frame["roof_gbps"]
     frame["ceiling_share"] = frame["gbps"] / frame["ceiling_gbps"]
     # The same types, whatever the run holds. The copy puts columns of one together: pandas warns about many blocks.
@@ -97,6 +94,7 @@ def _row(outcome: Outcome, visits: Sequence[Visit]) -> dict[str, Any]:
         "swap_us_low": low_us,
         "swap_us_high": high_us,
         "gbps": outcome.gbps,
+        f"{cell.stream_state.quantity}_gbps": outcome.gbps,
         "swap_bytes": cell.swap_bytes,
         "status": outcome.status,
         "reason": outcome.reason or None,
