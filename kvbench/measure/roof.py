@@ -138,8 +138,6 @@ def _sets(cell: Cell, submissions: int) -> Sequence[Layout]:
     return lay_out(cell, submissions, np.random.default_rng(0))
 
 
-# Bytes of a control copy: of many short ones, other work on the host leaves some alone.
-COPY_BYTES: Final = {"cuda": 1 << 26, "cpu": 1 << 22}
 CONTROL_WARMUPS: Final = 2
 
 
@@ -150,7 +148,7 @@ class ControlError(KvbenchError):
 class HostControl:
     """Copies between two numpy arrays, on the calling thread."""
 
-    copy_bytes = COPY_BYTES["cpu"]
+    copy_bytes = 1 << 22  # short: of many such copies, other work on the host leaves some alone
 
     def __init__(self) -> None:
         # Written, so that the pages are mapped before anything is timed.
@@ -172,7 +170,7 @@ class CudaControl:
     released when the worker ends.
     """
 
-    copy_bytes = COPY_BYTES["cuda"]
+    copy_bytes = 1 << 26
 
     def __init__(self, ordinal: int) -> None:
         self._cuda = cuda = _bindings()
