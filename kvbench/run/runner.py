@@ -139,7 +139,7 @@ def resume_sweep(path: Path, observer: Observer, *, retry_failed: bool = False) 
         with RunWriter.reopen(path) as writer:
             # Read again: until the lock was taken, another process may have added to the run.
             progress = Progress(load_run(path).records)
-            slot.count_after(progress.processes)
+            slot.started += progress.processes
             for cell in plan.cells if retry_failed else ():
                 if cell.id in progress.failed:
                     retry = Retry(cell_text=cell.as_strings())

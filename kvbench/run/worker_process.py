@@ -255,17 +255,13 @@ class WorkerSlot:
         self._reserve: protocol.Reserve | None = None
         self.log: Path | None = None
         self._worker: WorkerProcess | None = None
-        self._started = 0
+        self.started = 0  # workers of the run, with those before it was resumed
         self._stop = stop or Stop()
 
     @property
     def pids(self) -> frozenset[int]:
         """The process id of the current worker, if any."""
         return frozenset({self._worker.pid} if self._worker else ())
-
-    def count_after(self, processes: int) -> None:
-        """Number the workers after those of the run that is continued."""
-        self._started += processes
 
     def start(self) -> protocol.Opened:
         """Start a worker, open its device, load its backends; raises UsageError, EngineRefusedError, LostError.
@@ -292,7 +288,7 @@ class WorkerSlot:
         worker = WorkerProcess(self._interpreter, self._stop)  # it imports while the one before it ends
         self.close()
         self._worker, self._loaded = worker, set()
-        self._started += 1
+        self.started += 1
         opened = self.ask(self._open, protocol.Opened, OPEN_DEADLINE_S)
         # A replacement opens the device that the first worker found.
         self._open = msgspec.structs.replace(self._open, device=opened.device.name)
@@ -349,7 +345,7 @@ class WorkerSlot:
         if made != [(cell, request.round, request.attempt) for cell in request.cells]:
             self._worker.kill()
             raise LostError("the worker's answer is of another visit")
-        return [msgspec.structs.replace(visit, process=self._started) for visit in visits]
+        return [msgspec.structs.replace(visit, process=self.started) for visit in visits]
 
     def _expect(self, answer: protocol.Answer, kind: type[Kind]) -> Kind:
         """Return `answer`; if it has the wrong type, kill the worker and raise LostError."""

@@ -18,7 +18,7 @@ from kvbench.results.schema import Ceiling, Disturbance, Failure, Note, Record, 
 from kvbench.run.execution import Execution, Observer, SweepEnd
 from kvbench.run.protocol import MeasureCells, MeasureRoof, Opened
 from kvbench.run.schedule import MAX_REPEATS, VISITS_A_REPEAT, Progress, Rounds
-from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
+from kvbench.run.worker_process import LostError, NotAskedError
 from kvbench.sweep.plan import Plan
 from kvbench.sweep.spec import Sampling, SweepSpec, visit_deadline_s
 from tests.synthetic import failure, info, loaded, samples, visit, write_run
@@ -229,9 +229,6 @@ def test_a_resumed_run_counts_on_with_its_workers_and_its_visits() -> None:
     schedule = Rounds(Plan(CELLS, (), 0, 0), SweepSpec("test", sampling=Sampling(rounds=2)), before)
     assert (schedule.made, schedule.expected_visits) == (1, 2 * len(CELLS))
     assert (before.processes, Progress().processes) == (4, 0)
-    slot = WorkerSlot(SweepSpec("test"))
-    slot.count_after(before.processes)
-    assert slot._started == 4
 
 
 def test_the_large_copies_of_a_cpu_say_nothing_of_a_round(tmp_path: Path) -> None:
