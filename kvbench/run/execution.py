@@ -21,7 +21,7 @@ from kvbench.ground.text import counted
 from kvbench.machine.probes import XidErrors, observe
 from kvbench.results import Ceiling, Control, Failure, Note, Record, RunWriter, Skip, Visit, load_run
 from kvbench.results.schema import FailureKind, Roof, RunStatus
-from kvbench.run.protocol import InTurn, MeasureCeiling, MeasureCells, MeasureControl, MeasureRoof, Opened
+from kvbench.run.protocol import CopyRequest, InTurn, MeasureCeiling, MeasureCells, MeasureControl, MeasureRoof, Opened
 from kvbench.run.schedule import ATTEMPTS, Progress, Rounds, Schedule
 from kvbench.run.worker_process import LostError, NotAskedError, WorkerSlot
 from kvbench.sweep.plan import Plan, PlannedVisit, visits, with_arms
@@ -221,12 +221,7 @@ class Execution:
     def measure_control(self, direction: Direction, number: int, samples: int) -> None:
         self._copies(MeasureControl(direction=direction.value, round=number, samples=samples), Control)
 
-    def _copies(
-        self,
-        request: MeasureCeiling | MeasureRoof | MeasureControl,
-        kind: type[Ceiling | Roof | Control],
-        attempt: int = 0,
-    ) -> None:
+    def _copies(self, request: CopyRequest, kind: type[Ceiling | Roof | Control], attempt: int = 0) -> None:
         """Measure large copies and record them, unless the run has them; a failure costs only these copies."""
         if (kind, request.direction, request.round, attempt) in self.progress.copies:
             return

@@ -146,7 +146,8 @@ class Refused(_Message, tag="refused", frozen=True, kw_only=True):
     usage: bool
 
 
-Request = Open | Describe | Reserve | MeasureCeiling | MeasureRoof | MeasureControl | MeasureCells
+CopyRequest = MeasureCeiling | MeasureRoof | MeasureControl
+Request = Open | Describe | Reserve | CopyRequest | MeasureCells
 Answer = Opened | Described | Reserved | Refused | Ceiling | Roof | Control | MeasuredCells
 
 REQUESTS: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
