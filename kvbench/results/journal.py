@@ -90,17 +90,15 @@ class JournalWriter:
     def __init__(self, descriptor: int, path: Path, end: Position) -> None:
         self._descriptor = descriptor
         self._path = path
-        self.lines = end.lines
-        self._size_bytes = end.size_bytes
-        self._crc = end.crc
+        self.end = end
         self._synced_s = time.monotonic()
         if end.torn_bytes:
             os.ftruncate(descriptor, end.size_bytes)
 
     def append(self, record: Record) -> None:
         """Write one line; a second after the last flush, wait for the disk. Raises StorageError if that is full."""
-        line, crc = seal(record, self._crc)
-        if len(line) > MAX_LINE_BYTES or self._size_bytes + len(line) > MAX_JOURNAL_BYTES:
+        line, crc = seal(record, self.end.crc)
+        if len(line) > MAX_LINE_BYTES or self.end.size_bytes + len(line) > MAX_JOURNAL_BYTES:
             raise StorageError(f"{self._path} would exceed the size that kvbench can read; everything measured is kept")
         try:
             left = memoryview(line)
@@ -110,13 +108,11 @@ class JournalWriter:
                 self.sync()
         except BaseException as error:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, self._size_bytes)
+                os.ftruncate(self._descriptor, self.end.size_bytes)
             if isinstance(error, OSError):
                 raise_if_no_room(self._path, error)
             raise
-        self.lines += 1
-        self._size_bytes += len(line)
-        self._crc = crc
+        self.end = Position(self.end.lines + 1, self.end.size_bytes + len(line), crc)
 
     def close(self) -> None:
         with suppress(OSError):  # the lines are written: what else could be done for them?

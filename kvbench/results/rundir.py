@@ -332,7 +332,7 @@ class RunWriter:
             return
         with _as_storage_error(self.path):
             self._journal.sync()
-        self._replace(status=status, status_reason=reason, journal_lines=self._journal.lines)
+        self._replace(status=status, status_reason=reason, journal_lines=self._journal.end.lines)
 
     def observe(self, observation: dict[str, Any]) -> None:
         """Add an observed environment (with `at` = "start" or "end"); raises StorageError."""
