@@ -22,39 +22,32 @@ if TYPE_CHECKING:
 
 trace = typer.Typer(name="trace", help="Turn request traces into swaps, and describe the swaps. Needs no GPU.")
 
-_Requests = Annotated[Path, typer.Argument(help="Requests as JSON lines, as in Mooncake's traces.")]
-_Model = Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")]
-_GpuPool = Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")]
-_HostPool = Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")]
-_Prefill = Annotated[float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")]
-_Token = Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")]
-_Geometry = Annotated[
-    Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout", "chunk_tokens"))
-]
-_HashTokens = Annotated[
-    int | None,
-    typer.Option(metavar="N", min=1, max=MOST_HASH_TOKENS, help="Tokens of an id (default: of the header, or 512)."),
-]
-_TimeUnit = Annotated[
-    TimeUnit | None, typer.Option(help="Unit of the requests' times (default: of the header, or ms).")
-]
-_Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-
 
 @trace.command()
 @with_struct_options
 def make(
-    requests: _Requests,
-    model: _Model,
-    gpu_pool: _GpuPool,
-    host_pool: _HostPool,
+    requests: Annotated[Path, typer.Argument(help="Requests as JSON lines, as in Mooncake's traces.")],
+    model: Annotated[str, typer.Option(help="Model: a name (kvbench list models) or a config.json.")],
+    gpu_pool: Annotated[str, typer.Option(metavar="SIZE", help="GPU memory for the KV cache: 40GiB.")],
+    host_pool: Annotated[str, typer.Option(metavar="SIZE", help="Host memory for the KV cache: 400GiB.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Trace to write (gzip).")],
     allocator: Annotated[Allocator, typer.Option(help="Order in which block ids are allocated.")] = Allocator.VLLM,
-    prefill_s: _Prefill = 0.2,
-    token_ms: _Token = 20.0,
-    hash_tokens: _HashTokens = None,
-    time_unit: _TimeUnit = None,
-    geometry: _Geometry = NO_OPTIONS,
+    prefill_s: Annotated[
+        float, typer.Option(min=0, max=3600, help="Seconds from the start of a request to its output.")
+    ] = 0.2,
+    token_ms: Annotated[float, typer.Option(min=0, max=60_000, help="Milliseconds for each token of output.")] = 20.0,
+    hash_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=MOST_HASH_TOKENS, help="Tokens of an id (default: of the header, or 512)."
+        ),
+    ] = None,
+    time_unit: Annotated[
+        TimeUnit | None, typer.Option(help="Unit of the requests' times (default: of the header, or ms).")
+    ] = None,
+    geometry: Annotated[
+        Mapping[str, Any], FromStruct(ModelChoice, leave_out=("models", "tokens", "layout", "chunk_tokens"))
+    ] = NO_OPTIONS,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a trace.")] = False,
 ) -> None:
     """Run requests through a GPU cache and a host cache of blocks, and write the swaps."""
@@ -107,7 +100,7 @@ def show(
         list[Path],
         typer.Argument(metavar="TRACE...", help="Traces, made by kvbench trace make or written by a recorder."),
     ],
-    as_json: _Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show sizes, rates and run lengths of traces, side by side, and the descriptors left after merging."""
     from kvbench.sweep.swap_file import TraceReader
