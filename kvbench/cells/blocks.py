@@ -1,5 +1,6 @@
 """The blocks of a cell's swaps: which belong to which layer, how many different sets there are, and their memory."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from typing import Final
@@ -53,37 +54,30 @@ def unfit(cell: Cell) -> str | None:
     if cell.sequence == TRACE:
         alone = cell.neighbour == Neighbour.NONE and cell.devices == 1 and not cell.pause_us
         return None if alone else "a trace is replayed without a neighbour and a pause, on one device"
-    if not cell.layers:
-        return None
+    return next(_objections_to_layers(cell), None) if cell.layers else None
+
+
+def _objections_to_layers(cell: Cell) -> Iterator[str]:
+    """A later one may rely on the earlier ones."""
     if cell.stream_state is StreamState.SUSTAINED or cell.queued or cell.streams > 1:
-        return f"sequence={cell.sequence} needs a stream state in which one swap is timed, without a queue"
-    return _unfit_step(cell) or _unfit_blocks(cell)
-
-
-def _unfit_step(cell: Cell) -> str | None:
-    if cell.neighbour == Neighbour.NONE:
-        return None
-    if cell.neighbour not in STEPS:
-        return f"sequence={cell.sequence} needs a neighbour whose layers wait: {' or '.join(map(str, STEPS))}"
-    if cell.direction is not Direction.H2D:
-        return "the layers of a step wait for loads (direction=h2d)"
-    if cell.devices > 1:
-        return f"sequence={cell.sequence} beside a neighbour needs one device"
-    return None
-
-
-def _unfit_blocks(cell: Cell) -> str | None:
+        yield f"sequence={cell.sequence} needs a stream state in which one swap is timed, without a queue"
+    if cell.neighbour != Neighbour.NONE:
+        if cell.neighbour not in STEPS:
+            yield f"sequence={cell.sequence} needs a neighbour whose layers wait: {' or '.join(map(str, STEPS))}"
+        if cell.direction is not Direction.H2D:
+            yield "the layers of a step wait for loads (direction=h2d)"
+        if cell.devices > 1:
+            yield f"sequence={cell.sequence} beside a neighbour needs one device"
     if cell.sequence.startswith(AT_ONCE):
-        return None
+        return
     if apart := next((side for side in cell.sides if side.regions > 1), None):
-        return f"sequence={cell.sequence} needs K and V of a layer one after the other, not {apart}"
+        yield f"sequence={cell.sequence} needs K and V of a layer one after the other, not {apart}"
     kinds = cell.sides[0].tensors(cell.blocks)
     tensors, count = layer_tensors(cell), sum(kind.count for kind in kinds)
     if kinds and (tensors * cell.layers != count or any(kind.count % tensors for kind in kinds)):
-        return f"the tensors of {cell.sides[0]} cannot be divided into {cell.layers} layers"
+        yield f"the tensors of {cell.sides[0]} cannot be divided into {cell.layers} layers"
     if not kinds and cell.blocks % cell.layers:
-        return f"sequence={cell.sequence} needs a multiple of {cell.layers} blocks, not {cell.blocks}"
-    return None
+        yield f"sequence={cell.sequence} needs a multiple of {cell.layers} blocks, not {cell.blocks}"
 
 
 # After swaps of this many bytes, neither the GPU's L2 (60 MiB on an H200) nor the host's last-level cache (300 MiB on
