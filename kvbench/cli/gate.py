@@ -124,8 +124,7 @@ def compare(
 
 def _suite(how: Measuring, axis: list[str] | None, filters: list[str] | None, side: "Side") -> "SweepSpec":
     """The sweep of each side; raises UsageError, also if both `side` and the axes name a backend."""
-    from kvbench.sweep.config import find_config, load_config
-    from kvbench.sweep.spec import parse_assignments
+    from kvbench.sweep.spec import find_config, load_config, parse_assignments
 
     settings = parse_assignments(axis or [])
     if side.backend is not None and "backend" in settings:

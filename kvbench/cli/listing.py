@@ -42,7 +42,7 @@ def _axes() -> list[dict[str, str]]:
 
 def _configs() -> list[dict[str, str]]:
     from kvbench.ground.files import read_toml
-    from kvbench.sweep.config import shipped_configs
+    from kvbench.sweep.spec import shipped_configs
 
     tables = {name: read_toml(path) for name, path in shipped_configs().items()}
     return [

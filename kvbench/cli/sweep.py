@@ -22,8 +22,15 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import convert
 from kvbench.models.geometry import models_of
 from kvbench.models.presets import ModelChoice, notes_of, presets
-from kvbench.sweep.config import find_config, load_config, shipped_configs
-from kvbench.sweep.spec import MOST_SWAPS, Sampling, SweepSpec, parse_assignments
+from kvbench.sweep.spec import (
+    MOST_SWAPS,
+    Sampling,
+    SweepSpec,
+    find_config,
+    load_config,
+    parse_assignments,
+    shipped_configs,
+)
 
 if TYPE_CHECKING:
     from kvbench.cli.progress import JsonReporter, PlainReporter

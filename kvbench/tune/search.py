@@ -27,8 +27,7 @@ from kvbench.cells.units import KIB
 from kvbench.ground.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Visit
-from kvbench.sweep.config import find_config, load_config
-from kvbench.sweep.spec import SweepSpec, parse_assignments
+from kvbench.sweep.spec import SweepSpec, find_config, load_config, parse_assignments
 from kvbench.tune.answer import answers_of
 from kvbench.tune.candidates import FRESH_FROM, Measured, preference
 from kvbench.tune.rule import rule_of

@@ -16,7 +16,7 @@ from kvbench.cli import main
 from kvbench.cli.main import run
 from kvbench.cli.options import fraction_of
 from kvbench.ground.errors import UsageError
-from kvbench.sweep.config import shipped_configs
+from kvbench.sweep.spec import shipped_configs
 from tests.command import KVBENCH, error_line, events, kvbench, kvbench_here, succeeds, tiny
 
 SIDES = ("--base=here", "--cand=here")

@@ -19,8 +19,7 @@ from kvbench.report import markdown
 from kvbench.results.columns import MEANINGS, SAMPLE_COLUMNS
 from kvbench.results.schema import Record
 from kvbench.sweep.checks import FREE_SHARE
-from kvbench.sweep.config import ConfigFile, load_config, shipped_configs
-from kvbench.sweep.spec import LIMITS
+from kvbench.sweep.spec import LIMITS, ConfigFile, load_config, shipped_configs
 from tests.gate_rates import FILE, rates, read
 from tests.strategies import H200
 

@@ -18,7 +18,7 @@ from kvbench.gate.judgement import GateVerdict
 from kvbench.gate.rules import check_rules, load_rules, shipped_rules
 from kvbench.ground.errors import ExitCode
 from kvbench.results import load_run
-from kvbench.sweep.config import load_config
+from kvbench.sweep.spec import load_config
 from reports import cards
 from tests.command import succeeds
 from tests.docs import figures

@@ -16,8 +16,8 @@ from kvbench.gate.judgement import GateVerdict, Row
 from kvbench.gate.rules import RuleSet, RulesReport, check_rules, load_rules, read_rule, shipped_rules
 from kvbench.ground.errors import ExitCode
 from kvbench.results import Record, Run
-from kvbench.sweep.config import find_config, load_config
 from kvbench.sweep.plan import expand
+from kvbench.sweep.spec import find_config, load_config
 from tests.refusals import refused_with
 from tests.strategies import H200
 from tests.synthetic import CEILING_GBPS, beside, ceilings, cliff_cells, failure, info, rounds, skip, visit, visits

@@ -25,7 +25,7 @@ from kvbench.report.numbers import ABSENT, TIMES, figure
 from kvbench.report.sections.gathers import _sufficient_grid, fit
 from kvbench.report.view import pin
 from kvbench.results import Beside, Run, RunInfo, Visit
-from kvbench.sweep.config import shipped_configs
+from kvbench.sweep.spec import shipped_configs
 from tests import reports, synthetic
 from tests.reports import (
     highlights_of,

@@ -6,9 +6,8 @@ import pytest
 
 from kvbench.cells.facts import BackendFacts
 from kvbench.models.presets import ModelChoice
-from kvbench.sweep.config import find_config, load_config, shipped_configs
 from kvbench.sweep.plan import Plan, expand
-from kvbench.sweep.spec import Limits, Sampling, SweepSpec
+from kvbench.sweep.spec import Limits, Sampling, SweepSpec, find_config, load_config, shipped_configs
 from tests.refusals import refused_with
 from tests.strategies import CPU, CPU_BACKENDS, H200, H200_BACKENDS
 
