@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace as replace_fields
@@ -365,25 +365,35 @@ def model_swap(
     Raises UsageError if the KV heads cannot be distributed over the ranks, for a layout that cannot hold these layers
     or blocks, and for a swap that no cell can have.
     """
-    kinds = _kinds(geometry, tokens, geometry.page_tokens(block_tokens))
-    rows = 1 if geometry.is_of_sequence else geometry.page_tokens(block_tokens) // geometry.row_tokens
+    page_tokens = geometry.page_tokens(block_tokens)
+    kinds = _kinds(geometry, tokens, page_tokens)
+    rows = 1 if geometry.is_of_sequence else page_tokens // geometry.row_tokens
     layer_bytes = geometry.rank_kv_heads(tp) * geometry.head_bytes * rows
     device, host, block_bytes = _laid_out(geometry, kinds, layer_bytes, block_tokens, layout, chunk_tokens)
     if layout is KvLayout.VLLM_CANONICAL and geometry.sharing_ranks(tp) > 1 and geometry.dtype is not KvDtype.NVFP4:
         device = [Tensors(kind.count, kind.ids * rows) for kind in device]
         host, block_bytes = Pattern.of_fragments(rows, geometry.sharing_ranks(tp), device[0].count), block_bytes // rows
+    asked = {"tp": tp, "tokens": tokens, "block_tokens": block_tokens, "layout": layout, "chunk_tokens": chunk_tokens}
+    return _placed(geometry, asked, device, host, block_bytes, 0 if geometry.is_of_sequence else page_tokens)
+
+
+def _placed(
+    geometry: LayerGroup,
+    asked: Mapping[str, Any],
+    device: Sequence[Tensors],
+    host: Pattern,
+    block_bytes: int,
+    page_tokens: int,
+) -> ModelSwap:
+    """The swap that was `asked` for, of blocks that lie so; raises UsageError if no cell can have it."""
     swap = ModelSwap(
         geometry=geometry,
-        tp=tp,
-        tokens=tokens,
-        block_tokens=block_tokens,
-        layout=layout,
         blocks=sum(kind.blocks for kind in device),
         block_bytes=block_bytes,
         pattern=str(replace(Pattern.of_tensors(*device), order=host.on_device.order)),
         host_pattern=str(host),
-        chunk_tokens=chunk_tokens,
-        page_tokens=0 if geometry.is_of_sequence else geometry.page_tokens(block_tokens),
+        page_tokens=page_tokens,
+        **asked,
     )
     assert swap.axes
     return swap
@@ -403,23 +413,12 @@ def _vllm_swaps(model: Model, tp: int, tokens: int, block_tokens: int) -> tuple[
             f"layout: how vllm places the chunks of {model.name} is not known; choose {KvLayout.PER_LAYER}"
         )
     layers = min(counts) if max(counts) >= 1.5 * min(counts) else max(counts)
+    asked = {"tp": tp, "tokens": tokens, "block_tokens": block_tokens, "layout": KvLayout.VLLM}
     swaps = []
     for group, page_tokens, of_group in zip(model.groups, pages, kinds, strict=True):
         ids = sum(-(-count // layers) * ids for count, ids in of_group)
-        swap = ModelSwap(
-            geometry=group,
-            tp=tp,
-            tokens=tokens,
-            block_tokens=block_tokens,
-            layout=KvLayout.VLLM,
-            blocks=layers * ids,
-            block_bytes=page_bytes,
-            pattern=str(Pattern.of_tensors(Tensors(layers, ids))),
-            host_pattern=str(Pattern.of_pages(layers)),
-            page_tokens=page_tokens,
-        )
-        assert swap.axes
-        swaps.append(swap)
+        device, host = [Tensors(layers, ids)], Pattern.of_pages(layers)
+        swaps.append(_placed(group, asked, device, host, page_bytes, page_tokens))
     return tuple(swaps)
 
 
