@@ -9,8 +9,8 @@ from kvbench.ground.text import quoted
 
 _PLAIN_ORDERS: Final = ("shuffled", "contiguous", "descending")
 _RUNS: Final = re.compile(r"runs-([1-9]\d{0,5})")
-_MAX_TERMS: Final = 16
-_TERM: Final = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,8})")
+_TERM: Final = r"[1-9]\d{0,5}x[1-9]\d{0,8}"
+_TERMS: Final = re.compile(rf"tensors-{_TERM}(\+{_TERM}){{1,15}}")
 _PAGES: Final = re.compile(
     r"page-first-(?P<pages>(?P<tensors>[1-9]\d{0,5})(x(?P<page>[1-9]\d{0,5}))?)(?P<apart>\+(?P=pages))?"
 )
@@ -204,20 +204,13 @@ def _of_tensors(text: str) -> Pattern | None:
         return Pattern("tensors", terms=(Tensors(int(match[1]), 0),))
     if match := _FRAGMENTS.fullmatch(text):
         return Pattern.of_fragments(int(match[1]), int(match[2]), int(match[3] or 1))
-    if text.startswith("tensors-") and (terms := _terms(text.removeprefix("tensors-"))):
-        return Pattern("tensors", terms=terms)
     if match := _PAGES.fullmatch(text):
         regions = 2 if match["apart"] else 1
         return Pattern.of_pages(int(match["tensors"]) * regions, int(match["page"] or 1), regions)
+    if _TERMS.fullmatch(text):
+        pairs = (term.split("x") for term in text.removeprefix("tensors-").split("+"))
+        return Pattern.of_tensors(*(Tensors(int(count), int(ids)) for count, ids in pairs))
     return None
-
-
-def _terms(text: str) -> tuple[Tensors, ...]:
-    """The terms of `TxK+TxK`, or () if `text` has another form."""
-    matches = [_TERM.fullmatch(term) for term in text.split("+", _MAX_TERMS)]
-    terms = tuple(Tensors(int(match[1]), int(match[2])) for match in matches if match)
-    differ = all(term.ids != following.ids for term, following in itertools.pairwise(terms))
-    return terms if 1 < len(terms) == len(matches) <= _MAX_TERMS and differ else ()
 
 
 SHUFFLED: Final = Pattern("shuffled")
