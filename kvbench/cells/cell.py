@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final, Literal, NamedTuple, Self
 
 from kvbench.cells.axes import (
@@ -159,7 +159,8 @@ class Cell:
     @cached_property
     def id(self) -> str:
         """Twelve hex digits that depend only on the values: the same cell has the same id in every run."""
-        return _id_of(self)
+        text = json.dumps(self.as_strings(), sort_keys=True, separators=(",", ":"))
+        return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
     def shuffle_key(self, number: int, seed: int) -> bytes:
         """A key that sorts the cells of round `number` into an order shuffled by `seed`."""
@@ -338,12 +339,6 @@ def axes_of(*roles: Role) -> tuple[str, ...]:
 def command_of(texts: Mapping[str, str | None]) -> str:
     settings = " ".join(f"-a {name}={value}" for name, value in texts.items() if value is not None)
     return f"kvbench sweep {settings}"
-
-
-@lru_cache(maxsize=1 << 16)
-def _id_of(cell: Cell) -> str:
-    text = json.dumps(cell.as_strings(), sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2s(text.encode(), digest_size=6).hexdigest()
 
 
 class SwapKind(NamedTuple):
