@@ -201,7 +201,10 @@ class CacheRun:
         if offered:
             self._store(now_s + self._settings.prefill_s, offered, ids[len(keys) - len(offered) :], len(loaded))
             self._host.use(used)
-        self._count(blocks, cached, len(sources))
+        self.counts["requests"] += 1
+        self.counts["blocks"] += blocks
+        self.counts["blocks found on the GPU"] += cached
+        self.counts["blocks loaded from the host"] += len(sources)
         return ids, used
 
     def _store(self, at_s: float, keys: Sequence[int], ids: Sequence[int], kept: int) -> None:
@@ -226,9 +229,3 @@ class CacheRun:
     def _until(self, now_s: float) -> Iterator[Swap]:
         while self._coming and self._coming[0][0] <= now_s:
             yield heapq.heappop(self._coming)[2]
-
-    def _count(self, blocks: int, cached: int, loaded: int) -> None:
-        self.counts["requests"] += 1
-        self.counts["blocks"] += blocks
-        self.counts["blocks found on the GPU"] += cached
-        self.counts["blocks loaded from the host"] += loaded

@@ -29,7 +29,7 @@ class DirectionStatistics:
 
     def __init__(self) -> None:
         self.sizes: Counter[int] = Counter()
-        self.runs: dict[str, Counter[int]] = {"host": Counter(), "gpu": Counter(), "both": Counter()}
+        self.runs: dict[str, Counter[int]] = {ids: Counter() for ids in RUNS_OF}
 
     def add(self, swap: Swap) -> None:
         host, gpu = np.asarray(swap.host), np.asarray(swap.gpu)
@@ -49,11 +49,7 @@ class DirectionStatistics:
             "gbps": blocks * block_bytes * rate / 1e9,
             "blocks_per_swap": _quantiles(self.sizes),
             "share_left_by_merging": self.runs["both"].total() / blocks if blocks else None,
-            # By block, a run counts once for each of its blocks.
-            "runs": {
-                side: {"by_run": _quantiles(lengths), "by_block": _quantiles(_blocks(lengths))}
-                for side, lengths in self.runs.items()
-            },
+            "runs": {ids: _of_runs(lengths) for ids, lengths in self.runs.items()},
         }
 
 
@@ -61,7 +57,7 @@ class TraceStatistics:
     """What a trace looks like; `by_direction` has one entry for loads (h2d) and one for stores (d2h)."""
 
     def __init__(self, swaps: Iterable[Swap]) -> None:
-        self.by_direction = {"h2d": DirectionStatistics(), "d2h": DirectionStatistics()}
+        self.by_direction = {direction: DirectionStatistics() for direction in SIDES}
         self.span_s = self.in_flight_s = 0.0
         seconds: Counter[int] = Counter()
         begin_s = None
@@ -125,5 +121,7 @@ def _quantiles(counts: Mapping[int, int]) -> dict[str, int]:
     return {f"p{percent}": values[index] for percent, index in zip(QUANTILES, positions.tolist(), strict=True)}
 
 
-def _blocks(lengths: Mapping[int, int]) -> dict[int, int]:
-    return {length: length * times for length, times in lengths.items()}
+def _of_runs(lengths: Mapping[int, int]) -> dict[str, dict[str, int]]:
+    # By block, a run counts once for each of its blocks.
+    by_block = {length: length * times for length, times in lengths.items()}
+    return {"by_run": _quantiles(lengths), "by_block": _quantiles(by_block)}
