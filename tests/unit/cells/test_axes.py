@@ -83,6 +83,7 @@ def test_a_geometric_range_stays_inside_its_ends(low: int, span: int, factor: in
         ("block_size", "0B 17179869185B", "not a size from 1B to 16GiB"),
         ("sizes", "odd alternate-1 last-10000", "not equal, alternate-D or last-D with D from 2 to 9999"),
         ("pattern", "runs-1", "runs-R with R >= 2"),
+        ("host_pattern", "reversed", "reversed is of both sides; write descending on one of them"),
         ("overlap", "true", "not on or off"),
         ("backend", "no/such", "not a backend's name"),
         ("pool", "0 4095 17000GiB", "not dense or a size from 4KiB to 16TiB"),

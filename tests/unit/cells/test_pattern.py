@@ -10,16 +10,10 @@ from hypothesis import strategies as st
 from kvbench.cells.axes import Direction
 from kvbench.cells.blocks import misfit
 from kvbench.cells.cell import Cell
-from kvbench.cells.pattern import AS_PATTERN, Pattern, Tensors, pool_rows
-from tests.strategies import patterns, side_patterns
+from kvbench.cells.pattern import Pattern, Tensors, pool_rows
 
 # Kinds of tensors, neighbours merged where their ids are equal.
 kinds = st.lists(st.builds(Tensors, st.integers(1, 9), st.integers(1, 40)), min_size=1, max_size=4)
-
-
-@given(patterns)
-def test_every_pattern_is_read_back_as_written(pattern: Pattern) -> None:
-    assert Pattern.parse(str(pattern)) == pattern
 
 
 @given(st.from_regex(r"tensors-[0-9x+]{0,12}", fullmatch=True))
@@ -87,14 +81,6 @@ def test_runs_must_fit_into_the_smallest_tensors_of_several_kinds() -> None:
     assert Pattern.parse("tensors-2x8+2x64/runs-8").unfit(144) is None
     objection = Pattern.parse("tensors-2x8+2x64/runs-16").unfit(144)
     assert objection == "tensors-2x8+2x64/runs-16: runs-16 needs at least 16 blocks in each tensor, not 8"
-
-
-@given(side_patterns)
-def test_a_side_accepts_every_pattern_except_reversed(pattern: Pattern) -> None:
-    assert Pattern.of_side(str(pattern)) == pattern
-    assert Pattern.of_side("pattern") == AS_PATTERN
-    with pytest.raises(ValueError, match="write descending on one of them"):
-        Pattern.of_side("reversed")
 
 
 @pytest.mark.parametrize("direction", Direction)
