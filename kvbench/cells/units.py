@@ -1,6 +1,7 @@
 """Parse and format byte sizes and durations."""
 
 import re
+from fractions import Fraction
 from typing import Final
 
 from kvbench.ground.text import quoted
@@ -22,12 +23,10 @@ def parse_size(text: str) -> int:
         raise ValueError(
             f"{quoted(text)} is not a size; write a number of bytes, or a number with B, KiB, MiB, GiB, KB, MB or GB"
         )
-    whole, _, fraction = match[1].partition(".")
-    scale = int("1" + "0" * len(fraction))
-    scaled = int(whole + fraction) * factor
-    if scaled % scale:
+    size_bytes = Fraction(match[1]) * factor
+    if size_bytes.denominator != 1:
         raise ValueError(f"{quoted(text)} is not a whole number of bytes")
-    return scaled // scale
+    return int(size_bytes)
 
 
 def parse_binary_size(text: str) -> int:
