@@ -154,11 +154,6 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         return self.row_bytes or self.dtype.row_bytes(self.head_dim, latent=self.is_latent)
 
     @property
-    def layer_bytes(self) -> int:
-        """The bytes of a layer: of a row of one or more tokens, or of a sequence's state."""
-        return self.kv_parts * self.kv_heads * self.head_bytes
-
-    @property
     def text(self) -> str:
         """A description: "36 layers (18 of them with a window of 128 tokens) x 8 KV heads x 64, bf16"."""
         if self.part is CachePart.LAYERS:
@@ -182,8 +177,8 @@ class LayerGroup(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_onl
         """The number of `tp` ranks with different heads; those that repeat heads store them in turn."""
         return min(self.kv_heads, tp)
 
-    def rank_bytes(self, tp: int) -> int:
-        """The bytes of a layer on one of `tp` ranks: of a row, or of a sequence's state."""
+    def rank_bytes(self, tp: int = 1) -> int:
+        """The bytes of a layer on one of `tp` ranks: of a row of one or more tokens, or of a sequence's state."""
         return self.kv_parts * self.rank_kv_heads(tp) * self.head_bytes
 
     def rank_kv_heads(self, tp: int) -> int:
@@ -208,18 +203,13 @@ class Model:
     def bytes_per_token(self) -> float:
         """The bytes of a token in all layers that hold it, on all ranks together, without repeated heads."""
         of_tokens = [group for group in self.groups if not group.is_of_sequence]
-        exact = sum(Fraction(group.layers * group.layer_bytes, group.row_tokens) for group in of_tokens)
+        exact = sum(Fraction(group.layers * group.rank_bytes(), group.row_tokens) for group in of_tokens)
         return int(exact) if exact == int(exact) else float(exact)
 
     @property
     def bytes_per_sequence(self) -> int:
         """The bytes of the states and last rows of a sequence, whatever its length."""
-        return sum(group.layers * group.layer_bytes for group in self.groups if group.is_of_sequence)
-
-    @property
-    def in_vllm_pages(self) -> bool:
-        """Whether vLLM gives all groups pages of one size, as far as is known here."""
-        return all(group.part in (CachePart.KV, CachePart.STATES) and group.row_tokens == 1 for group in self.groups)
+        return sum(group.layers * group.rank_bytes() for group in self.groups if group.is_of_sequence)
 
     def vllm_page(self, tp: int, block_tokens: int) -> tuple[int, int]:
         """The tokens of vLLM's blocks on one of `tp` ranks, and the bytes of its pages.
@@ -254,7 +244,7 @@ class Model:
         if why:
             raise UsageError(f"layout: {self.name} in one block is not known: {why}; choose {KvLayout.PER_LAYER}")
         tokens = math.lcm(*(group.row_tokens for group in self.groups))
-        rows = sum(group.layers * group.layer_bytes * tokens // group.row_tokens for group in self.groups)
+        rows = sum(group.layers * group.rank_bytes() * tokens // group.row_tokens for group in self.groups)
         heads = self.groups[0].kv_heads if tp > 1 else 1
         return replace_fields(
             self.groups[0],
@@ -279,8 +269,10 @@ class Model:
             return Model(self.name, (self._side_by_side(tp),)).swaps(
                 tp=tp, tokens=tokens, block_tokens=block_tokens, layout=layout
             )
-        placed = (KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST)
-        if len(self.groups) > 1 and layout not in (*placed, *([KvLayout.VLLM] if self.in_vllm_pages else [])):
+        placed = [KvLayout.PER_LAYER, KvLayout.SGLANG_LAYER_FIRST]
+        if all(group.part in (CachePart.KV, CachePart.STATES) and group.row_tokens == 1 for group in self.groups):
+            placed.append(KvLayout.VLLM)  # which gives such groups pages of one size, as far as is known here
+        if len(self.groups) > 1 and layout not in placed:
             raise UsageError(
                 f"layout: {self.name} has blocks of {len(self.groups)} sizes, which {layout} is not known to place; "
                 f"choose {KvLayout.PER_LAYER}"

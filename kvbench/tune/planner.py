@@ -323,7 +323,7 @@ def gather_waits(times_us: Mapping[int, Mapping[int, float]], swaps: Sequence[Mo
     """
     latent = {swap.geometry: swap.tokens for swap in swaps if swap.geometry.is_latent}
     for group, rows in latent.items() if times_us else ():
-        row_bytes = min(times_us, key=lambda measured: abs(measured - group.layer_bytes))
+        row_bytes = min(times_us, key=lambda measured: abs(measured - group.rank_bytes()))
         counts, us = np.array(sorted(times_us[row_bytes].items())).T
         missing = rows * np.array(MISSES)
         if missing[-1] <= counts[-1]:
