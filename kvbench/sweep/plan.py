@@ -222,8 +222,7 @@ def _grid_cells(grid: _Grid, device: DeviceFacts, usual_pool_bytes: int) -> Iter
     backend, axes = grid
     for values in itertools.product(*axes.values()):
         chosen = {AXES[name].field: value for name, value in zip(axes, values, strict=True)}
-        pool_is_named = chosen["pool_bytes"] is not None
-        cell = Cell(**chosen | ({} if pool_is_named else {"pool_bytes": 0}))  # type: ignore[arg-type]  # as the axes read
-        if not pool_is_named:
+        cell = Cell(**chosen | {"pool_bytes": chosen["pool_bytes"] or 0})  # type: ignore[arg-type]  # as the axes read
+        if chosen["pool_bytes"] is None:
             cell = replace(cell, pool_bytes=max(usual_pool_bytes, 1 << (cell.dense_bytes - 1).bit_length()))
         yield with_usual(cell, backend, device)
