@@ -24,7 +24,6 @@ import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -62,15 +61,6 @@ OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], [0], [""], {"a": 1},
 
 class Hang(BaseException):
     """A case took longer than CASE_S."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A case that broke a promise."""
-
-    number: int
-    arguments: list[str]
-    what: str
 
 
 class FakeSlot:
@@ -369,10 +359,9 @@ CASES = (
 )  # fmt: skip
 
 
-def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding], Counter[int]]:
-    """Run the cases of a seed; return what broke a promise, and how often each exit code came."""
-    findings: list[Finding] = []
-    codes: Counter[int] = Counter()
+def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[str], Counter[int]]:
+    """Run the cases of a seed; return those that broke a promise, and how often each exit code came."""
+    findings, codes = list[str](), Counter[int]()
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         bench = Bench(Path(name).resolve())
         with _standing_in(bench.info["identity"]):
@@ -389,7 +378,7 @@ def fuzz(cases: int, seed: int, only: int | None = None) -> tuple[list[Finding],
                         what = what or f"it took {grown_mib} MiB more than all before it"
                 codes[code] += 1
                 if what:
-                    findings.append(Finding(number, arguments, what))
+                    findings.append(f"case {number} of seed {seed}: {what}\n  {' '.join(arguments)[:400]}")
     return findings, codes
 
 
@@ -451,7 +440,7 @@ def _main() -> None:
     begin_s = time.monotonic()
     findings, codes = fuzz(given.cases, given.seed, given.only)
     for finding in findings:
-        print(f"case {finding.number} of seed {given.seed}: {finding.what}\n  {' '.join(finding.arguments)[:400]}")
+        print(finding)
     ends = ", ".join(f"{count} with {code}" for code, count in sorted(codes.items()))
     took_s = round(time.monotonic() - begin_s)
     print(f"{codes.total()} cases of seed {given.seed} in {took_s} s: {ends}; {len(findings)} broke a promise")
