@@ -318,15 +318,6 @@ def test_the_default_pool_is_the_largest_that_leaves_room_for_lists_and_the_othe
     assert ({cell.pool_bytes for cell in plan.cells}, plan.skipped) == ({pool_bytes}, ())
 
 
-@pytest.mark.parametrize("axes", [HOT, {}, {"pool": "64MiB", "reuse": "same"}, {"pause": "5ms"}], ids=str)
-def test_the_command_of_a_cell_measures_only_that_cell_for_any_pool(axes: dict[str, str]) -> None:
-    (cell,) = plan_of(backend="per_block", direction="h2d", **axes).cells
-    arguments = cell.command().split()
-    named = dict(word.split("=", 1) for flag, word in itertools.pairwise(arguments) if flag == "-a")
-    assert {"pool", "reuse"} <= set(named)
-    assert plan_of(**named).cells == (cell,)
-
-
 def _plan_with(counts: dict[str, int]) -> Plan:
     cells = [replace(CELL, backend=name, blocks=n + 1) for name, count in counts.items() for n in range(count)]
     return Plan(tuple(cells), (), 0, 0, 0.0)
