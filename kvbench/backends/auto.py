@@ -245,14 +245,14 @@ class Auto(Backend):
 
 def _tables_for(request: SwapRequest) -> int:
     """Which tables serve a swap: those of what it runs beside, or of swaps alone where there are none."""
-    situation = request.cell.situation or Situation.ALONE
+    situation = request.cell.neighbour.situation or Situation.ALONE
     return TABLES_OF[situation] if request.policy and serves([request.policy], situation) else 0
 
 
 def _warnings(request: SwapRequest, way: Way) -> Iterator[str]:
     """Yield why a swap does not go by the policy of its sweep."""
     direction, policy = request.cell.direction, request.policy
-    situation = request.cell.situation or Situation.ALONE
+    situation = request.cell.neighbour.situation or Situation.ALONE
     if policy is None:
         yield NO_POLICY
     elif not serves([policy], situation):

@@ -19,7 +19,6 @@ from kvbench.cells.axes import (
     Priority,
     Reuse,
     Role,
-    Situation,
     StreamState,
     backend_name,
     block_size,
@@ -110,11 +109,6 @@ class Cell:
         after_pause = self.pause_us > 0 and self.stream_state.ungated is StreamState.IDLE
         in_a_loop = self.neighbour != Neighbour.NONE and not self.layers
         return "wall_us" if after_pause or in_a_loop else "event_us"
-
-    @property
-    def situation(self) -> Situation | None:
-        """What the GPU does beside the swaps; None beside a neighbour that only waits."""
-        return self.neighbour.situation
 
     @property
     def hot(self) -> bool:

@@ -311,7 +311,7 @@ def measured_beside(runs: Sequence[Run], keep: Callable[[Choice], bool], *, shuf
     costs: dict[tuple[Direction, Situation], dict[tuple[Choice, Cell], dict[int, Cost]]] = {}
     for number, run in enumerate(runs):
         for cell, outcome in run.outcomes.items():
-            situation = cell.situation
+            situation = cell.neighbour.situation
             is_shuffled = cell.sides == (SHUFFLED, SHUFFLED)
             competes = is_shuffled is shuffled and not cell.layers and cell.backend not in NO_CHOICES
             competes = competes and cell.priority is Priority.NONE
