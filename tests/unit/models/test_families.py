@@ -86,25 +86,6 @@ def test_a_chunk_is_kept_until_the_next_begins() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "full"),
-    [
-        ({"model_type": "exaone4", "num_hidden_layers": 6, "sliding_window_pattern": "LLLG"}, 2),
-        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3}, 3),
-    ],
-)
-def test_layers_without_a_window_keep_all_tokens(fields: dict[str, Any], full: int) -> None:
-    config = {**PLAIN, "sliding_window": 64, **fields}
-    (swap,) = model_of("m", config).swaps(tp=1, tokens=160, block_tokens=16, layout=KvLayout.PER_LAYER)
-    assert swap.tensors[0] == Tensors(2 * full, 10)
-
-
-def test_every_fourth_layer_of_spark_is_full() -> None:
-    config = {"model_type": "spark2_5", **PLAIN}
-    (group,) = model_of("m", config).groups
-    assert (group.layers, group.sliding_layers, group.window) == (8, 6, 512)
-
-
-@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"use_sliding_window": True}, "sliding_window: 64, but neither layer_types nor its family says which layers"),
@@ -172,11 +153,6 @@ def test_a_nested_text_model_has_the_numbers_of_its_class_where_it_leaves_them_o
     assert (group.layers, group.kv_heads, group.head_dim) == (32, heads, 128)
     with pytest.raises(UsageError, match=": missing; a config"):
         model_of("m", {"model_type": model_type, "vocab_size": 8})
-
-
-def test_two_nested_text_models_are_refused() -> None:
-    with pytest.raises(UsageError, match="text_config and llm_config: which of them is the text model"):
-        model_of("m", {"text_config": PLAIN, "llm_config": {**PLAIN, "head_dim": 8}})
 
 
 def test_layers_that_propose_tokens_are_cached_too_or_left_out_with_a_word() -> None:

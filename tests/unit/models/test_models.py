@@ -246,6 +246,7 @@ def test_an_invalid_choice_is_refused_with_the_right_one(
 
 
 V4 = {"model_type": "deepseek_v4", "head_dim": 512, "sliding_window": 128}
+EXAONE = {"model_type": "exaone4", "num_hidden_layers": 6, "sliding_window": 64}
 
 
 @pytest.mark.parametrize(
@@ -261,7 +262,13 @@ V4 = {"model_type": "deepseek_v4", "head_dim": 512, "sliding_window": 128}
         ({"sliding_window": 4096, "model_type": "mistral"}, {"sliding_layers": 32, "window": 4096}),
         ({"sliding_window": 4096, "use_sliding_window": False}, {"sliding_layers": 0, "window": 0}),
         ({"sliding_window": 512, "use_sliding_window": True, "max_window_layers": 28}, {"sliding_layers": 4}),
+        (
+            {"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": True, "max_window_layers": 3},
+            {"sliding_layers": 29},
+        ),
         ({"sliding_window": 512, "sliding_window_pattern": 6}, {"sliding_layers": 27, "window": 512}),
+        (EXAONE | {"sliding_window_pattern": "LLLG"}, {"layers": 6, "sliding_layers": 4}),  # the last layer is full
+        ({"model_type": "spark2_5"}, {"sliding_layers": 24, "window": 512}),
         ({"sliding_window": 4096, "model_type": "gemma2"}, {"sliding_layers": 16}),
         ({"sliding_window": 8, "layer_types": FULL[:30] + ["sliding_attention"] * 2}, {"sliding_layers": 2}),
         ({"sliding_window": 8, "layer_types": FULL, "model_type": "gemma2"}, {"sliding_layers": 0, "window": 0}),
@@ -302,6 +309,7 @@ def test_a_nested_text_model_counts_and_its_type_may_stand_outside() -> None:
         ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset: 8 is not a whole number from 0 to 7"),
         ({"total_ut_steps": 1_000_000}, "32000000 layers are more than 100000"),
         ({"text_config": 3}, "text_config: 3 is not a table"),
+        ({"text_config": DENSE, "llm_config": LATENT}, "text_config and llm_config: which of them is the text model"),
         ({"torch_dtype": "int4"}, 'torch_dtype: "int4" is not one of '),
         ({"quantization_config": "fp8"}, 'quantization_config: "fp8" is not a table'),
         ({"quantization_config": {"kv_bits": 4}}, "quantization_config.kv_bits: 4 is not known; choose with"),
