@@ -240,8 +240,10 @@ def test_the_default_sms_follow_the_rule_for_direction_pool_and_block_size() -> 
     [(H200, Limits(8 * GIB), "64MiB", "8.5 GiB of pinned memory", "8.0 GiB (--host-memory)"),
      (H200, Limits(None, 8 * GIB), "64MiB", "8.5 GiB of memory on cuda:0", "8.0 GiB (--device-memory)"),
      (SMALL_CPU, Limits(), "4MiB", "1.1 GiB of host memory for both sides", "921.6 MiB (--host-memory)"),
-     (ONE_MEMORY, Limits(), "32MiB", "8.5 GiB of host memory for both sides", "7.2 GiB (--host-memory)")],
-    ids=["host", "device", "no GPU", "one memory"],
+     (ONE_MEMORY, Limits(), "32MiB", "8.5 GiB of host memory for both sides", "7.2 GiB (--host-memory)"),
+     (replace(H200, host_free_bytes=4 * GIB), Limits(64 * GIB), "64MiB", "8.5 GiB of pinned memory",
+      "4.0 GiB (--host-memory)")],
+    ids=["host", "device", "no GPU", "one memory", "no more than is free"],
 )  # fmt: skip
 def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(
     device: DeviceFacts, limits: Limits, size: str, needed: str, limit: str
@@ -251,13 +253,6 @@ def test_a_cell_beyond_a_memory_limit_is_skipped_with_both_sizes(
     plan = plan_of(device, backends, limits, **axes)
     assert [cell.blocks for cell in plan.cells] == [32]
     assert reasons(plan) == [f"needs {needed}; the limit is {limit}"]
-
-
-def test_a_limit_above_what_is_free_does_not_make_it_free() -> None:
-    device = replace(H200, host_free_bytes=4 * GIB)
-    axes = {"backend": "per_block", "direction": "h2d", "blocks": "96", "block_size": "64MiB", **HOT}
-    (reason,) = reasons(plan_of(device, H200_BACKENDS, Limits(64 * GIB), **axes))
-    assert reason.endswith("the limit is 4.0 GiB (--host-memory)")
 
 
 def test_several_devices_share_the_memory_of_their_host() -> None:
