@@ -156,21 +156,14 @@ class BackendFacts:
     plug_in: bool = False
     host_run_bytes: int = 0
 
-    def sms_for(self, direction: Direction, pool_bytes: int, block_bytes: int, blocks: int) -> int | None:
-        """The default SM count of a swap, or None if the backend decides.
-
-        `pool_bytes` is the memory that the blocks of the swap are spread over.
-        """
-        rows = (row.sms for row in self.default_sms if row.fits(direction, pool_bytes, block_bytes, blocks))
-        return next(rows, None)
-
 
 def with_usual(cell: Cell, backend: BackendFacts, device: DeviceFacts) -> Cell:
     """The cell with the backend's access order and SM count, if it supports them, where the cell has none."""
     if cell.order is None and "order" in backend.axes:
         cell = replace(cell, order=DEFAULT_ORDER[cell.direction])
     if cell.sms is None and "sms" in backend.axes:
-        usual = backend.sms_for(cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks)
+        swap = cell.direction, cell.spread_bytes, cell.block_bytes, cell.blocks
+        usual = next((row.sms for row in backend.default_sms if row.fits(*swap)), None)  # None: the backend decides
         cell = replace(cell, sms=None if usual is None else min(usual, device.sm_count or usual))
     return cell
 
