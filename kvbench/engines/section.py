@@ -21,7 +21,7 @@ from kvbench.report.model import DataTable, Part, PartOrReason
 from kvbench.report.numbers import ABSENT, bytes_size, count, figure, with_interval
 from kvbench.report.tables import comma_separated, measured_table, sign_of
 from kvbench.report.view import View
-from kvbench.tune.answer import shipped_choice
+from kvbench.tune.advice import shipped_choice
 from kvbench.tune.candidates import Measured
 from kvbench.tune.evidence import shapes_of, workload_axes
 

@@ -17,7 +17,7 @@ from kvbench.ground.errors import UsageError
 from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
 from kvbench.results.outcomes import grouped
-from kvbench.tune.answer import taken
+from kvbench.tune.advice import taken
 from kvbench.tune.candidates import Arm, Measured, fastest
 from kvbench.tune.evidence import measured_beside, origin_of, shapes_of
 from kvbench.tune.situations import Method

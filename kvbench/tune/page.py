@@ -20,10 +20,19 @@ from kvbench.cells.units import size_text, two_digits
 from kvbench.ground.text import counted, range_text
 from kvbench.models.steps import BATCH
 from kvbench.results.outcomes import grouped
-from kvbench.tune.advice import Advice, Reply
-from kvbench.tune.answer import LARGE, SMALL, Alone, ShapeAnswer, StandIns, shipped_choice, typical_shapes
+from kvbench.tune.advice import (
+    LARGE,
+    SMALL,
+    Advice,
+    Alone,
+    Reply,
+    ShapeAnswer,
+    StandIns,
+    shipped_choice,
+    typical_shapes,
+)
 from kvbench.tune.candidates import Measured
-from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, ModelAnswers, TokenLine
+from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, TokenLine
 from kvbench.tune.rule import Rule, RulePart
 from kvbench.tune.situations import GENTLE, Answer, InLayout, Method
 
@@ -72,7 +81,7 @@ def _advice_page(advice: Advice, *, table: bool, open_: bool) -> Iterator[str | 
     else:
         yield from _answer_page(advice)
     if advice.models.swaps and advice.alone.shapes:
-        yield from _model_page(advice.models, advice.question.prefill_tokens_per_s)
+        yield from _model_page(advice)
 
 
 def _answer_page(advice: Advice) -> Iterator[str | Grid]:
@@ -452,8 +461,9 @@ def _shape_row(answer: ShapeAnswer) -> list[str]:
     return [*swap, choice.label, f"{measured.us_of(choice):.1f}", ends_us, *rates, others]
 
 
-def _model_page(models: ModelAnswers, prefill_tokens_per_s: float) -> Iterator[str | Grid]:
+def _model_page(advice: Advice) -> Iterator[str | Grid]:
     """Yield the models, the swaps of each, and the lines about their tokens, with an empty line before each."""
+    models, prefill_tokens_per_s = advice.models, advice.question.prefill_tokens_per_s
     for model in models.models:
         yield from ("", f"{model.name}: {model.text}")
     for swap in models.swaps:
@@ -464,7 +474,7 @@ def _model_page(models: ModelAnswers, prefill_tokens_per_s: float) -> Iterator[s
         yield from ("", f"{_ranked(swap.geometry.name, swap.tp)}, {swap.tokens} tokens, all {groups} groups: {times}")
     if models.lines:
         yield from ("", *_token_lines(models.lines))
-    yield from ("", *_setting_lines(models))
+    yield from ("", *_setting_lines(advice))
     if prefill_tokens_per_s:
         yield from ("", *_prefill_lines(models.lines, prefill_tokens_per_s))
 
@@ -510,19 +520,21 @@ def _prefill_lines(lines: Sequence[TokenLine], prefill: float) -> Iterator[str]:
         yield f"{line.model}, {call}: {text}"
 
 
-def _setting_lines(models: ModelAnswers) -> Iterator[str]:
+def _setting_lines(advice: Advice) -> Iterator[str]:
     """Yield what settings of engines ask of a model: the bytes that a load moves in some time, and what the stores of
     a prompt and of a step's own tokens take from decode steps beside them.
     """
-    yield from (_budget_text(line) for line in models.lines if line.is_warm_load)
-    if models.stores is None:
+    yield from (_budget_text(line) for line in advice.models.lines if line.is_warm_load)
+    beside_decode = (answer for answer in advice.answers if answer.situation is Situation.DECODE)
+    stores = next((answer for answer in beside_decode if answer.direction is Direction.D2H), None)
+    if stores is None:
         return
-    for swap, prompt_gb in models.prompts:
+    for swap, prompt_gb in advice.models.prompts:
         step_gb = prompt_gb / PROMPT_TOKENS * BATCH
         prompt = f"a prompt of {PROMPT_TOKENS} tokens ({prompt_gb:.3g} GB)"
         step = f"what a step of {BATCH} requests writes ({1e3 * step_gb:.3g} MB)"
         for written, gigabytes in ((prompt, prompt_gb), (step, step_gb)):
-            lost = _lost_text(models.stores, gigabytes)
+            lost = _lost_text(stores, gigabytes)
             yield f"{_ranked(swap.geometry.name, swap.tp)}: to store {written} takes from decode: {lost}"
     yield "One GPU at a time; N at once share the host: a pace for N is a share of it"
 

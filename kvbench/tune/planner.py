@@ -9,15 +9,13 @@ import msgspec
 import numpy as np
 
 from kvbench.analysis.compare import Floats
-from kvbench.cells.axes import Direction, Situation, StreamState
+from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import SwapKind
 from kvbench.cells.policy import Choice
 from kvbench.models.geometry import LayerGroup, Model, ModelSwap, model_swap, models_of
 from kvbench.results.outcomes import grouped
-from kvbench.tune.answer import Alone
 from kvbench.tune.candidates import Measured, nearest_shape
 from kvbench.tune.rule import Rule
-from kvbench.tune.situations import Answer, Question
 
 # The tokens at which a line is fitted, where all groups of the model were measured.
 _TOKENS: Final = tuple(2**power for power in range(4, 21))
@@ -78,17 +76,18 @@ class TokenLine(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, (1000 * ms - self.us) / self.us_per_token)
 
 
-def _token_lines(question: Question, after_pauses: Mapping[str, Rule]) -> Iterator[TokenLine]:
+def _token_lines(
+    models: Sequence[Sequence[ModelSwap]], after_pauses: Mapping[str, Rule], prefill_tokens_per_s: float
+) -> Iterator[TokenLine]:
     """Yield a line for each model and each direction, stream state and pause with enough measured shapes.
 
     Loads are compared with the rate of prefill, unless it is 0.
     """
-    models, prefill = _most_tokens(question.swaps), question.prefill_tokens_per_s
     for pause, rule in after_pauses.items():
         for groups, kind in product(models, rule.parts):
             if line := _line(rule, kind, groups, pause):
-                loads = prefill and kind.direction is Direction.H2D
-                yield line.beside_prefill(prefill, groups[0].tokens) if loads else line
+                loads = prefill_tokens_per_s and kind.direction is Direction.H2D
+                yield line.beside_prefill(prefill_tokens_per_s, groups[0].tokens) if loads else line
 
 
 class _GroupCurve(NamedTuple):
@@ -280,8 +279,7 @@ def _totals(swaps: Sequence[ModelSwap], loads: Sequence[Load]) -> Iterator[Total
 
 class ModelAnswers(NamedTuple):
     """What the swaps of models take: in each direction and stream state, of all groups of layers together, and over
-    tokens; the gigabytes of a prompt of `PROMPT_TOKENS` tokens of each model; and the answer for `stores` beside decode
-    steps.
+    tokens; and the gigabytes of a prompt of `PROMPT_TOKENS` tokens of each model.
     """
 
     models: Sequence[Model]
@@ -290,20 +288,17 @@ class ModelAnswers(NamedTuple):
     totals: Sequence[Total]
     lines: Sequence[TokenLine]
     prompts: Sequence[tuple[ModelSwap, float]]
-    stores: Answer | None
 
 
-def answer_models(question: Question, alone: Alone, answers: Sequence[Answer]) -> ModelAnswers:
-    """Answer for the swaps of models that a question names, by the rules for swaps alone."""
-    swaps = question.swaps
-    loads = [*chain.from_iterable(_loads(alone.rule, swap) for swap in swaps)]
-    beside_decode = (Direction.D2H, Situation.DECODE)
-    stores = (answer for answer in answers if (answer.direction, answer.situation) == beside_decode)
-    prompts = [
-        (groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9) for groups in _most_tokens(swaps)
-    ]
-    totals, lines = [*_totals(swaps, loads)], [*_token_lines(question, alone.after_pauses)]
-    return ModelAnswers(models_of(swaps), swaps, loads, totals, lines, prompts, next(stores, None))
+def answer_models(
+    swaps: Sequence[ModelSwap], prefill_tokens_per_s: float, rule: Rule, after_pauses: Mapping[str, Rule]
+) -> ModelAnswers:
+    """Answer for the swaps of models by the rule for swaps alone, and for their tokens by those after pauses."""
+    loads = [*chain.from_iterable(_loads(rule, swap) for swap in swaps)]
+    models = _most_tokens(swaps)
+    prompts = [(groups[0], sum(_bytes_of(group, PROMPT_TOKENS) for group in groups) / 1e9) for groups in models]
+    lines = [*_token_lines(models, after_pauses, prefill_tokens_per_s)]
+    return ModelAnswers(models_of(swaps), swaps, loads, [*_totals(swaps, loads)], lines, prompts)
 
 
 class GatherWait(NamedTuple):

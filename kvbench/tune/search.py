@@ -28,7 +28,7 @@ from kvbench.ground.errors import UsageError, brief
 from kvbench.models.presets import ModelChoice
 from kvbench.results import Visit
 from kvbench.sweep.spec import SweepSpec, find_config, load_config, parse_assignments
-from kvbench.tune.answer import answers_of
+from kvbench.tune.advice import answers_of
 from kvbench.tune.candidates import FRESH_FROM, Measured, preference
 from kvbench.tune.rule import rule_of
 

@@ -20,7 +20,7 @@ from kvbench.report.tables import INCLUDES
 from kvbench.report.view import View, pin
 from kvbench.report.whole_runs import ceilings_text
 from kvbench.results.outcomes import grouped
-from kvbench.tune.answer import ShapeAnswer, answers_of
+from kvbench.tune.advice import ShapeAnswer, answers_of
 from kvbench.tune.evidence import ceilings_of, dates_text, shapes_of
 from kvbench.tune.page import situation_text, use_of
 from kvbench.tune.situations import Answer

@@ -21,7 +21,7 @@ from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Record, Run
-from kvbench.tune.answer import ShapeAnswer, answers_of, typical_shapes
+from kvbench.tune.advice import ShapeAnswer, answers_of, typical_shapes
 from kvbench.tune.candidates import KeptArms, Measured, pick, typical
 from kvbench.tune.evidence import shapes_of
 from kvbench.tune.page import rows_of, state_table

@@ -16,7 +16,7 @@ from kvbench.cells.pattern import Pattern
 from kvbench.cells.policy import Choice
 from kvbench.models.presets import ModelChoice
 from kvbench.sweep.plan import expand
-from kvbench.tune.answer import ShapeAnswer, answers_of
+from kvbench.tune.advice import ShapeAnswer, answers_of
 from kvbench.tune.candidates import FRESH_FROM, Measured
 from kvbench.tune.search import MOST_ROUNDS, Search, trying_overlap, tuning_sweep
 from tests import synthetic

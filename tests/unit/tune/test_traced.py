@@ -14,7 +14,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.policy import Choice
 from kvbench.ground.errors import UsageError
 from kvbench.results import Run
-from kvbench.tune.answer import answers_of
+from kvbench.tune.advice import answers_of
 from kvbench.tune.evidence import PARTS, origin_of, parts_of, shapes_of, swaps_of_trace
 from tests import synthetic
 from tests.answers import advice_of, summary
