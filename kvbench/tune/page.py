@@ -4,14 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby, zip_longest
+from itertools import chain, groupby, product, zip_longest
 from statistics import mean, median
 from typing import Final, NamedTuple
 
 from kvbench.analysis.compare import MIN_PAIRS, Comparison
 from kvbench.analysis.margins import KNEE, TIED
 from kvbench.cells.axes import Direction, Situation, StreamState
-from kvbench.cells.cell import SwapKind
+from kvbench.cells.cell import Cell, SwapKind
 from kvbench.cells.facts import BATCHED, COPIER, sms_text
 from kvbench.cells.installed import Engine, engines
 from kvbench.cells.pattern import SHUFFLED
@@ -34,7 +34,7 @@ from kvbench.tune.advice import (
 from kvbench.tune.candidates import Measured
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, TokenLine
 from kvbench.tune.rule import Rule, RulePart
-from kvbench.tune.situations import GENTLE, Answer, InLayout, Method
+from kvbench.tune.situations import GENTLE, Answer, Method
 
 # What else there is beside steps.
 OTHERS: Final = (
@@ -48,6 +48,7 @@ _SHAPES: Final = (
     "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Not told apart",
 )  # fmt: skip
 _OPEN: Final = f"Open: could be faster than the choice by more than {TIED.fraction:.0%} in another run"
+_FEW_VISITS: Final = f" (fewer than {MIN_PAIRS} visits decide nothing)"
 _ALIKE: Final = f"Not told apart: within {TIED.fraction:.0%} of the choice, as far as the visits tell"
 
 
@@ -61,20 +62,17 @@ class Grid(NamedTuple):
 
 
 def page_of(reply: Reply, *, table: bool = False, open_: bool = False) -> Iterator[str | Grid]:
-    """Yield the lines and tables of a reply: its advice, and what a reader must know of the runs."""
+    """Yield the lines and tables of a reply: its advice, and what a reader must know of the runs.
+
+    The advice has its rows, or with `table` the choice for every shape alone, with `open_` those that another run could
+    make differently, and what that costs; and the swaps of models.
+    """
     warnings = [f"Warning: {fault}" for fault in reply.warnings]
     yield from filter(None, [reply.host_note])
-    if reply.advice is None:
+    advice = reply.advice
+    if advice is None:
         yield from (f"No choice: {reply.none}", *reply.findings, *warnings)
-    else:
-        yield from _advice_page(reply.advice, table=table, open_=open_)
-        yield from (*warnings, *reply.findings)
-
-
-def _advice_page(advice: Advice, *, table: bool, open_: bool) -> Iterator[str | Grid]:
-    """Yield the rows of an advice, or with `table` the choice for every shape alone, with `open_` those that another
-    run could make differently, and what that costs; and the swaps of models.
-    """
+        return
     yield from advice.origin.lines
     if table or open_:
         yield from _shapes_page(advice.alone, table=table, open_=open_)
@@ -82,6 +80,7 @@ def _advice_page(advice: Advice, *, table: bool, open_: bool) -> Iterator[str | 
         yield from _answer_page(advice)
     if advice.models.swaps and advice.alone.shapes:
         yield from _model_page(advice)
+    yield from (*warnings, *reply.findings)
 
 
 def _answer_page(advice: Advice) -> Iterator[str | Grid]:
@@ -164,10 +163,9 @@ def _otherwise_text(answer: Answer) -> str:
 def head_of(advice: Advice) -> str:
     """Of which blocks the rows are, and what their columns mean; "" where nothing was answered."""
     answered = [answer for answer in advice.answers if answer.use]
-    if not answered:
-        return "Beside a step: needs a GPU" if advice.origin.on_host else ""
-    lost = "Lost: of the step, for each GB that is moved; thread: of the thread that submits"
-    return f"{blocks_text(answered)}. {'Beside a step: needs a GPU' if advice.origin.on_host else lost}"
+    needs_gpu = "Beside a step: needs a GPU" if advice.origin.on_host else ""
+    columns = needs_gpu or "Lost: of the step, for each GB that is moved; thread: of the thread that submits"
+    return f"{blocks_text(answered)}. {columns}" if answered else needs_gpu
 
 
 def blocks_text(answers: Sequence[Answer]) -> str:
@@ -190,7 +188,7 @@ def others_of(advice: Advice) -> list[list[str]]:
 def _alike_text(answer: Answer) -> str:
     if answer.use is None:
         return NOTHING
-    note = f" (fewer than {MIN_PAIRS} visits decide nothing)" if answer.visits < MIN_PAIRS else ""
+    note = _FEW_VISITS if answer.visits < MIN_PAIRS else ""
     return f"{_methods_text(answer.not_told_apart)}{note}" or NOTHING
 
 
@@ -199,15 +197,14 @@ def lines_of(advice: Advice) -> Iterator[str]:
     alone = [answer for answer in advice.answers if answer.situation is Situation.ALONE]
     for answer in advice.answers:
         if answer.other_layouts:
-            texts = "; ".join(map(_layout_text, answer.other_layouts))
+            texts = "; ".join(_layout_text(*in_layout) for in_layout in answer.other_layouts)
             yield f"{answer.direction} beside {answer.beside} in other layouts: {texts}"
     yield from _listed("undecided against", alone, lambda answer: _methods_text(answer.undecided))
     yield from _listed("compared with", advice.answers, lambda answer: _methods_text(answer.compared_with))
 
 
-def _layout_text(placed: InLayout) -> str:
+def _layout_text(cell: Cell, method: Method) -> str:
     """A method with its layout, named for the side that has one alone: "merged in runs-16, 38 GB/s, ..."."""
-    cell, method = placed
     source, destination = cell.sides
     loads = cell.direction is Direction.H2D
     sides = {"the host": source if loads else destination, "the GPU": destination if loads else source}
@@ -275,9 +272,9 @@ def _shipped_text(shipping: Sequence[Engine], header: Sequence[str], stand_ins: 
     in_header = [engine for engine in shipping if engine.title in header]
     titles = ", ".join(engine.title for engine in in_header)
     text = f" {titles}: the method it takes there." if titles else ""
-    for engine in in_header:
-        in_place = {direction: stand_ins.get((engine.name, direction), "") for direction in Direction}
-        text += "".join(f" {engine.title} {direction}: {method}." for direction, method in in_place.items() if method)
+    for engine, direction in product(in_header, Direction):
+        if method := stand_ins[engine.name, direction]:
+            text += f" {engine.title} {direction}: {method}."
     return text + (f" {COPIER}: kvbench's, called from Python as engines are." if COPIER in header else "")
 
 
@@ -394,7 +391,7 @@ def _undecided_text(alone: Alone, listing: str) -> str:
     text = f"No method is told apart from {BATCHED}: {', '.join(stays)}. " if stays else ""
     undecided = [answer for answer in answers if not answer.decided]
     lacks_visits = any(len(answer.measured.visits_of(answer.choice)) < MIN_PAIRS for answer in undecided)
-    why = f" (fewer than {MIN_PAIRS} visits decide nothing)" if lacks_visits else ""
+    why = _FEW_VISITS if lacks_visits else ""
     more_sms = sum(answer.decided and bool(answer.open) for answer in answers)
     text += f"{len(undecided)} of {counted(len(answers), 'shape')} undecided, each taken alone{why}"
     text += f"; at {more_sms} others another SM count could gain over {TIED.fraction:.0%}" if more_sms else ""

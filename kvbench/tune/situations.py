@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, product
+from operator import attrgetter
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
@@ -96,13 +97,6 @@ def _rounded(value: float) -> float | None:
     return round(value, 4) if math.isfinite(value) else None
 
 
-class InLayout(NamedTuple):
-    """A method for blocks that lie as those of `cell` do."""
-
-    cell: Cell
-    method: Method
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What to use in a direction and a situation for blocks of `block_bytes`, or why there is nothing (`none`).
@@ -111,8 +105,9 @@ class Answer:
     the other methods that were compared, `alike` those that cost the same, within the margin, and `undecided` those
     that another run could prefer. `otherwise` is the best by the other criterion: beside a step the fastest that keeps
     it within `GENTLE`, or at any price, alone the fastest of another method. `gentle` and `fastest` are of `methods`,
-    all that were measured. The choice was made by `visits`. In `other_layouts` of the blocks, which some methods need,
-    nothing competes. Beside a step `devices` swap at once, and the steps of `ranks` of these wait for each other.
+    all that were measured. The choice was made by `visits`. In `other_layouts` of the blocks, which some methods need
+    and which are those of a cell, nothing competes. Beside a step `devices` swap at once, and the steps of `ranks` of
+    these wait for each other.
     """
 
     direction: Direction
@@ -130,7 +125,7 @@ class Answer:
     fastest: Method | None = None
     methods: Sequence[Method] = ()
     visits: int = 0
-    other_layouts: Sequence[InLayout] = ()
+    other_layouts: Sequence[tuple[Cell, Method]] = ()
     devices: int = 1
     ranks: int = 1
 
@@ -194,11 +189,11 @@ def _beside(question: Question, direction: Direction, situation: Situation, evid
     return replace(answer, other_layouts=_in_other_layouts(others))
 
 
-def _in_other_layouts(arms: Sequence[Arm]) -> list[InLayout]:
+def _in_other_layouts(arms: Sequence[Arm]) -> list[tuple[Cell, Method]]:
     """Of each backend the method that takes the least of a step and its thread, the least of all first."""
-    placed = [InLayout(arm.cell, Method.beside_step(arm)) for arm in arms]
-    placed.sort(key=lambda in_layout: in_layout.method.cost(thread_counts=True))
-    return [in_layouts[0] for in_layouts in grouped(placed, lambda in_layout: in_layout.cell.backend).values()]
+    methods = {arm.cell: Method.beside_step(arm) for arm in arms}
+    by_cost = sorted(methods, key=lambda cell: methods[cell].cost(thread_counts=True))
+    return [(cells[0], methods[cells[0]]) for cells in grouped(by_cost, lambda cell: cell.backend).values()]
 
 
 def not_measured(situation: Situation) -> str:
@@ -263,9 +258,9 @@ def _choose_beside(
     alike = contest.alike(allowed)
     tied = (method for method in alike if method == alike[0] or contest.difference(alike[0], method).low <= 0)
     # Among methods that cost a step the same, more GB/s are worth having: a load is there earlier.
-    use = max(tied, key=_gbps, default=None)
-    fastest = max(methods, key=_gbps)
-    gentle = max((method for method in methods if _slowed(method) <= GENTLE), key=_gbps, default=None)
+    use = max(tied, key=attrgetter("gbps"), default=None)
+    fastest = max(methods, key=attrgetter("gbps"))
+    gentle = max((method for method in methods if _slowed(method) <= GENTLE), key=attrgetter("gbps"), default=None)
     none = ""
     if not moving:
         none = f"none moves {need_gbps:.3g} GB/s; most: {fastest.choice.label}, {fastest.gbps:.3g} GB/s"
@@ -290,10 +285,6 @@ def _choose_beside(
         devices=measured[0].cell.devices,
         ranks=measured[0].cell.ranks,
     )
-
-
-def _gbps(method: Method) -> float:
-    return method.gbps
 
 
 def _slowed(method: Method) -> float:
