@@ -77,7 +77,7 @@ class ShapeAnswer:
             "gbps": round(measured.gbps_of(self.choice), 3),
             "decided": self.decided,
             "tied": [_alternative_record(*other) for other in self.others.items() if not could_gain(other[1])],
-            "open": [_alternative_record(*other) for other in self.others.items() if could_gain(other[1])],
+            "open": [_alternative_record(*other) for other in self.open.items()],
             "candidates": [_candidate_record(measured, choice) for choice in measured.methods],
             "rule": {"choice": str(rule.choices[measured]), "loss": None if loss is None else round(loss, 4)},
         }

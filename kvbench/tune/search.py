@@ -71,17 +71,14 @@ def tuning_sweep(
     if several:
         raise UsageError(f"-a {several[0]}={brief(settings[several[0]])}: an answer is for one {several[0]}; name one")
     spec = load_config(find_config("tune"), models.with_fewer_tokens() if by_tokens else models)
+    spec = spec.with_axes(settings if models.models else {**_SHAPES, **settings})
+    groups = spec.groups
     if models.models:
-        spec = spec.with_axes(settings)
         if by_tokens and "pause" not in settings:
-            after = spec.with_axes({"pause": _AFTER_A_STEP, "stream_state": "idle"})
-            spec = replace(spec, groups=spec.groups + after.groups)
-        return _of_backends(spec, backends)
-    spec = spec.with_axes({**_SHAPES, **settings})
-    if not (_ONE_VALUE | {"backend"}) & settings.keys() and "idle" in settings.get("stream_state", "idle"):
-        in_runs = load_config(find_config("runs")).with_axes({**_IN_RUNS, **settings, "stream_state": "idle"})
-        spec = replace(spec, groups=spec.groups + in_runs.groups)
-    return _of_backends(spec, backends)
+            groups += spec.with_axes({"pause": _AFTER_A_STEP, "stream_state": "idle"}).groups
+    elif not (_ONE_VALUE | {"backend"}) & settings.keys() and "idle" in settings.get("stream_state", "idle"):
+        groups += load_config(find_config("runs")).with_axes({**_IN_RUNS, **settings, "stream_state": "idle"}).groups
+    return _of_backends(replace(spec, groups=groups), backends)
 
 
 def engine_sweep(name: str, axes: Sequence[str]) -> SweepSpec:
