@@ -339,35 +339,19 @@ def interval_over_starts(values: Sequence[float], starts: Sequence[object]) -> t
     return centre, min(low, *centres), max(high, *centres)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """By how much a second figure is larger than a first, with its interval [`low`, `high`], and the verdict.
+def least_difference(base: Mapping[int, float], other: Mapping[int, float], starts: Mapping[int, object]) -> float:
+    """By how much a second figure is at least larger than a first; both can be 0 or negative.
 
-    SLOWER: it is surely larger by more than the margin, as times of what is slower are; FASTER, SAME and UNDECIDED
-    likewise.
-    """
-
-    centre: float
-    low: float
-    high: float
-    verdict: Verdict
-
-
-def difference_of(
-    base: Mapping[int, float], other: Mapping[int, float], starts: Mapping[int, object], margin: Margin
-) -> Difference:
-    """Compare a figure that can be 0 or negative, by the differences of the rounds that measured both.
-
-    `starts` has the start of a worker that made each round: the interval contains the centres of all starts. Without a
-    common round nothing bounds the difference, and it is UNDECIDED.
+    It is the lower end of the interval of the differences of the rounds that measured both. `starts` has the start of a
+    worker that made each round: the interval contains the centres of all starts. Without a common round nothing bounds
+    the difference: -inf, as with too few.
     """
     rounds = sorted(base.keys() & other.keys())
-    middles = [median(visits.values()) for visits in (base, other)]
     if not rounds:
-        return Difference(middles[1] - middles[0], -math.inf, math.inf, Verdict.UNDECIDED)
+        return -math.inf
     differences = [other[number] - base[number] for number in rounds]
-    centre, low, high = interval_over_starts(differences, [starts.get(number) for number in rounds])
-    return Difference(centre, low, high, verdict_of(low, high, margin.allowed(*middles)))
+    _, low, _ = interval_over_starts(differences, [starts.get(number) for number in rounds])
+    return low
 
 
 @lru_cache(64)  # most comparisons of a run have as many visits

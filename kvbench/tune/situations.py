@@ -12,7 +12,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, Final, NamedTuple, Self
 
-from kvbench.analysis.compare import Difference, difference_of
+from kvbench.analysis.compare import least_difference
 from kvbench.analysis.margins import LOST
 from kvbench.cells.axes import Direction, Situation, StreamState
 from kvbench.cells.cell import Cell, SwapKind
@@ -256,7 +256,7 @@ def _choose_beside(
     limit = question.limits.get(situation, math.inf)
     allowed = [method for method in moving if _slowed(method) <= limit]
     alike = contest.alike(allowed)
-    tied = (method for method in alike if method == alike[0] or contest.difference(alike[0], method).low <= 0)
+    tied = (method for method in alike if method == alike[0] or contest.takes_more(alike[0], method) <= 0)
     # Among methods that cost a step the same, more GB/s are worth having: a load is there earlier.
     use = max(tied, key=attrgetter("gbps"), default=None)
     fastest = max(methods, key=attrgetter("gbps"))
@@ -307,13 +307,12 @@ class _Contest(NamedTuple):
         least = self.cost(by_cost[0]) if by_cost else 0.0
         return [method for method in by_cost if self.cost(method) <= least + LOST.allowed(least)]
 
-    def difference(self, base: Method, other: Method) -> Difference:
-        """By how much another method takes more for each GB, by the rounds that measured both."""
+    def takes_more(self, base: Method, other: Method) -> float:
+        """By how much another method takes at least more for each GB, by the rounds that measured both."""
         first, second = (self.arms[method.choice].figures(thread_counts=self.thread_counts) for method in (base, other))
-        return difference_of(first, second, self.arms[base.choice].starts, LOST)
+        return least_difference(first, second, self.arms[base.choice].starts)
 
     def may_take_less(self, use: Method, other: Method) -> bool:
         """Whether another method may take less than the choice, by more than the margin, in another run."""
-        compared = self.difference(use, other)
         allowed = LOST.allowed(self.cost(use), self.cost(other))
-        return other != use and compared.low < -allowed
+        return other != use and self.takes_more(use, other) < -allowed

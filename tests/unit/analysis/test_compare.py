@@ -15,10 +15,10 @@ from kvbench.analysis.compare import (
     compare_apart,
     compare_over,
     compare_visits,
-    difference_of,
     grouped_outliers,
     grouped_quartiles,
     leaders,
+    least_difference,
     log_ratio,
     mean_comparison,
     median_interval,
@@ -191,20 +191,20 @@ def test_shapes_compared_apart_make_each_other_no_surer() -> None:
 
 
 def test_a_difference_holds_in_every_start_and_needs_a_common_round() -> None:
-    """By 0.7 a GB, or a tenth of the larger figure: four of twelve visits, of one start, differ by nothing."""
-    margin, starts = Margin(0.1, "", least=0.7), {number: number // 4 for number in range(12)}
+    """Four of twelve visits, of one start, differ by nothing."""
+    starts = {number: number // 4 for number in range(12)}
     base = dict.fromkeys(range(12), 1.0)
     other = {number: 1.0 if start == 0 else 4.0 for number, start in starts.items()}
-    assert difference_of(base, other, starts, margin).low == 0
-    assert difference_of(base, other, dict.fromkeys(range(12), 0), margin).low > 0.7
-    for more, verdict in ((0.6, Verdict.SAME), (0.8, Verdict.SLOWER), (-0.8, Verdict.FASTER)):
-        shifted = {number: figure + more for number, figure in base.items()}
-        assert difference_of(base, shifted, starts, margin).verdict is verdict
-    small, large = (dict.fromkeys(range(12), figure) for figure in (20.0, 22.1))
-    assert difference_of(small, large, starts, margin).verdict is Verdict.SAME
-    assert difference_of(large, small, starts, margin).verdict is Verdict.SAME
-    apart = difference_of(base, {number + 12: 9.0 for number in range(12)}, starts, margin)
-    assert (apart.centre, apart.verdict) == (8.0, Verdict.UNDECIDED)
+    assert least_difference(base, other, starts) == 0
+    assert least_difference(base, other, dict.fromkeys(range(12), 0)) > 0.7
+    assert least_difference(base, dict.fromkeys(base, -0.5), starts) == -1.5
+    assert least_difference(base, {number + 12: 9.0 for number in base}, starts) == -math.inf
+
+
+def test_a_margin_is_a_share_of_the_larger_figure_or_its_least() -> None:
+    margin = Margin(0.1, "", least=0.7)
+    assert margin.allowed(-1.0, 0.0) == 0.7
+    assert margin.allowed(20.0, -22.0) == pytest.approx(2.2)
 
 
 def test_samples_are_paired_within_a_visit_alone() -> None:
