@@ -70,41 +70,39 @@ def texts(rule: Rule) -> list[tuple[str, tuple[int | None, int | None]]]:
     return [(str(part.choice), part.sizes) for parts in rule.parts.values() for part in parts]
 
 
-def test_a_rule_is_split_at_a_block_size_where_that_saves_much(tmp_path: Path) -> None:
-    rule = rule_at(tmp_path, crossing)
-    assert texts(rule) == [("sm sms=2", (None, 16 * KIB)), ("batched order=any", (64 * KIB, None))]
-    assert max(costs_of(rule).values()) == pytest.approx(0, abs=0.001)
-
-
-def test_a_rule_is_split_where_that_saves_the_most(tmp_path: Path) -> None:
+def saves_the_most(cell: Cell) -> float:
     """Copies are three times as fast from 16 KiB on: a split below 4 KiB saves too, and so does one above 16 KiB."""
-
-    def rate(cell: Cell) -> float:
-        return 20.0 if cell.backend == "sm" else 60.0 if cell.block_bytes >= 16 * KIB else 10.0
-
-    assert texts(rule_at(tmp_path, rate)) == [("sm sms=1", (None, 4 * KIB)), ("batched order=any", (16 * KIB, None))]
+    return 20.0 if cell.backend == "sm" else 60.0 if cell.block_bytes >= 16 * KIB else 10.0
 
 
-def test_the_sms_of_a_size_end_with_it_and_with_the_method(tmp_path: Path) -> None:
+def small_needs_more(cell: Cell) -> float:
     """Blocks of 1 KiB need four SMs, others two, and large blocks none."""
-
-    def rate(cell: Cell) -> float:
-        return 12.5 * cell.sms if cell.sms and cell.block_bytes == KIB else crossing(cell)
-
-    four, two = ("sm sms=4", (None, KIB)), ("sm sms=2", (4 * KIB, 16 * KIB))
-    assert texts(rule_at(tmp_path, rate)) == [four, two, ("batched order=any", (64 * KIB, None))]
+    return 12.5 * cell.sms if cell.sms and cell.block_bytes == KIB else crossing(cell)
 
 
-def test_the_sms_of_a_size_begin_with_the_method(tmp_path: Path) -> None:
+def large_needs_a_kernel(cell: Cell) -> float:
     """Blocks of 16 KiB and more need two SMs, and copies are as fast as the kernel up to 16 KiB."""
+    if cell.sms is None:
+        return 54.0 if cell.block_bytes <= 16 * KIB else 5.0
+    return min(50.0, 12.5 * cell.sms * (1 if cell.block_bytes <= 4 * KIB else 2))
 
-    def rate(cell: Cell) -> float:
-        if cell.sms is None:
-            return 54.0 if cell.block_bytes <= 16 * KIB else 5.0
-        return min(50.0, 12.5 * cell.sms * (1 if cell.block_bytes <= 4 * KIB else 2))
 
-    expected = [("batched order=any", (None, 16 * KIB)), ("sm sms=2", (64 * KIB, None))]
-    assert texts(rule_at(tmp_path, rate)) == expected
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (crossing, [("sm sms=2", (None, 16 * KIB)), ("batched order=any", (64 * KIB, None))]),
+        (saves_the_most, [("sm sms=1", (None, 4 * KIB)), ("batched order=any", (16 * KIB, None))]),
+        (small_needs_more, [("sm sms=4", (None, KIB)), ("sm sms=2", (4 * KIB, 16 * KIB)),
+                            ("batched order=any", (64 * KIB, None))]),
+        (large_needs_a_kernel, [("batched order=any", (None, 16 * KIB)), ("sm sms=2", (64 * KIB, None))]),
+    ],
+)  # fmt: skip
+def test_a_rule_is_split_where_that_saves_the_most_and_the_sms_of_a_size_end_with_it(
+    tmp_path: Path, rate: Rate, expected: list[tuple[str, tuple[int | None, int | None]]]
+) -> None:
+    rule = rule_at(tmp_path, rate)
+    assert texts(rule) == expected
+    assert max(costs_of(rule).values()) == pytest.approx(0, abs=0.001)
 
 
 def test_a_size_without_a_choice_of_counts_follows_the_size_that_is_nearest_in_ratio(tmp_path: Path) -> None:
@@ -188,56 +186,50 @@ def test_a_size_takes_a_count_that_was_measured_there(
     ]
 
 
+MANY_COUNTS = (16, 64, 256, 1024, 10_000)
+
+
+def at_counts(*counts: int) -> list[Cell]:
+    """Return the cells of swaps of these numbers of blocks of 16 KiB."""
+    of_size = [cell for cell in cells() if (cell.blocks, cell.block_bytes) == (16, 16 * KIB)]
+    return [replace(cell, blocks=blocks) for blocks in counts for cell in of_size]
+
+
+def two_sms_for_large(cell: Cell) -> float:
+    """Two SMs lose 2% of large swaps, and 20% of others."""
+    lost = {1: 0.5, 2: 0.98 if cell.blocks >= 1024 else 0.8}
+    return 5.0 if cell.backend == "batched" else 50.0 * lost.get(cell.sms or 0, 1.0)
+
+
 def test_a_kernel_takes_fewer_sms_from_a_number_of_blocks_on(tmp_path: Path) -> None:
-    """At one block size: two SMs lose 2% of large swaps, and 20% of others."""
-    counts = (16, 64, 256, 1024, 10_000)
-    of_size = [cell for cell in cells() if cell.blocks == 16 and cell.block_bytes == 16 * KIB]
-    made = [replace(cell, blocks=blocks) for blocks in counts for cell in of_size]
-
-    def rate(cell: Cell) -> float:
-        lost = {1: 0.5, 2: 0.98 if cell.blocks >= 1024 else 0.8}
-        return 5.0 if cell.backend == "batched" else 50.0 * lost.get(cell.sms or 0, 1.0)
-
-    run = run_of(tmp_path, rate, made)
+    run = run_of(tmp_path, two_sms_for_large, at_counts(*MANY_COUNTS))
     (parts,) = advice_of([run]).alone.rule.parts.values()
     assert [(str(part.choice), part.blocks, part.counts) for part in parts] == [
         ("sm sms=4", (None, 256), [4]),
         ("sm sms=2", (1024, None), [2, 4]),
     ]
     (table,) = advice_of([run]).policy().tables
-    chosen = {blocks: str(table.choose(blocks, 16 * KIB)) for blocks in counts}
+    chosen = {blocks: str(table.choose(blocks, 16 * KIB)) for blocks in MANY_COUNTS}
     assert chosen == {16: "sm sms=4", 64: "sm sms=4", 256: "sm sms=4", 1024: "sm sms=2", 10_000: "sm sms=2"}
     assert state_table(advice_of([run])).rows[0][2] == "sm: 4 SMs up to 256 blocks, 2 SMs from 1024 blocks"
 
 
 def test_a_kernel_takes_more_sms_up_to_a_number_of_blocks_where_that_surely_saves_time(tmp_path: Path) -> None:
     """Two SMs lose 9% of swaps of 64 blocks or fewer: 4% on average, so that they are as good as four over all."""
-    of_size = [cell for cell in cells() if (cell.blocks, cell.block_bytes) == (16, 16 * KIB)]
-    made = [replace(cell, blocks=blocks) for blocks in (16, 64, 256, 1024, 10_000) for cell in of_size]
 
     def rate(cell: Cell) -> float:
         lost = {None: 0.1, 1: 0.5, 2: 0.91 if cell.blocks <= 64 else 0.99}
         return 50.0 * lost.get(cell.sms, 1.0)
 
-    (parts,) = rule_at(tmp_path, rate, made).parts.values()
+    (parts,) = rule_at(tmp_path, rate, at_counts(*MANY_COUNTS)).parts.values()
     assert [(part.choice.sms, part.blocks) for part in parts] == [(4, (None, 64)), (2, (256, None))]
 
 
 def test_a_count_that_was_measured_at_large_swaps_alone_does_not_stand_for_small_ones(tmp_path: Path) -> None:
     """A ladder of SM counts adds large swaps, at which three SMs suffice: that decides nothing of small ones."""
-    counts = (16, 64, 256, 1024, 10_000)
-    of_size = [cell for cell in cells() if cell.blocks == 16 and cell.block_bytes == 16 * KIB]
-    made = [replace(cell, blocks=blocks) for blocks in counts for cell in of_size]
-    kernel = next(cell for cell in of_size if cell.sms)
-    ladder = [replace(kernel, blocks=blocks, sms=3) for blocks in (5000, 10_000, 50_000)]
-    ladder += [replace(cell, blocks=blocks) for blocks in (5000, 50_000) for cell in of_size]
-
-    def rate(cell: Cell) -> float:
-        lost = {1: 0.5, 2: 0.97 if cell.blocks >= 1024 else 0.8}
-        return 5.0 if cell.backend == "batched" else 50.0 * lost.get(cell.sms or 0, 1.0)
-
-    run = run_of(tmp_path, rate, [*made, *ladder])
-    (parts,) = advice_of([run]).alone.rule.parts.values()
+    three = [replace(cell, sms=3) for cell in at_counts(5000, 10_000, 50_000) if cell.sms == 1]
+    made = [*at_counts(*MANY_COUNTS), *three, *at_counts(5000, 50_000)]
+    (parts,) = rule_at(tmp_path, two_sms_for_large, made).parts.values()
     assert [(str(part.choice), part.blocks) for part in parts] == [
         ("sm sms=4", (None, 256)),
         ("sm sms=2", (1024, None)),
@@ -290,45 +282,41 @@ def test_two_runs_with_a_backend_each_are_compared_by_more_than_starts_differ(
     assert re.search(r"runs copies-run \(\w+\), sm-run \(", plain(table.caption))
 
 
-def test_a_method_that_was_measured_at_few_of_the_shapes_is_not_chosen() -> None:
-    often, seldom = Choice("sm", (("sms", "4"),)), Choice("sm", (("sms", "2"),))
-    arms = {often: dict.fromkeys(range(6), 3.0), seldom: dict.fromkeys(range(6), 1.0)}
-    measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms)
-    both, alone = KeptArms(arms, measured), KeptArms({often: arms[often]}, measured)
-    assert pick([both, both, alone, alone]).choice == often
-    assert pick([both, both]).choice == seldom
-
-
 def arms_with(**visits: tuple[int, float]) -> KeptArms:
-    """Return a shape where each method has a number of visits of some microseconds."""
-    arms = {Choice(name, (("sms", "4"),)): dict.fromkeys(range(count), us) for name, (count, us) in visits.items()}
+    """Return a shape where each method, by its backend and SM count, has a number of visits of some microseconds."""
+    arms = {}
+    for name, (count, us) in visits.items():
+        backend, _, sms = name.rpartition("_")
+        arms[Choice(backend, (("sms", sms),))] = dict.fromkeys(range(count), us)
     return KeptArms(arms, Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms))
 
 
-def test_a_method_that_a_search_dropped_after_two_visits_is_not_chosen() -> None:
-    assert pick([arms_with(sm=(6, 3.0), triton=(2, 1.0))]).choice.backend == "sm"
-    assert pick([arms_with(sm=(6, 3.0), triton=(5, 1.0))]).choice.backend == "triton"
+@pytest.mark.parametrize(
+    ("shapes", "chosen"),
+    [
+        ([arms_with(sm_4=(6, 3.0), sm_2=(6, 1.0))] * 2 + [arms_with(sm_4=(6, 3.0))] * 2, "sm sms=4"),
+        ([arms_with(sm_4=(6, 3.0), sm_2=(6, 1.0))] * 2, "sm sms=2"),
+        ([arms_with(sm_4=(6, 3.0), triton_4=(2, 1.0))], "sm sms=4"),
+        ([arms_with(sm_4=(6, 3.0), triton_4=(5, 1.0))], "triton sms=4"),
+        ([arms_with(sm_4=(6, 1.0), triton_2=(6, 1.0))], "triton sms=2"),
+        # They leave everything open, and the simpler of two kernels could be twice as slow.
+        ([arms_with(sm_4=(3, 2.0), triton_4=(3, 1.0))], "triton sms=4"),
+    ],
+    ids=["at few shapes", "at all", "dropped by a search", "five visits", "equal, with fewer SMs", "too few visits"],
+)
+def test_a_method_is_chosen_by_what_was_measured_of_it_at_enough_shapes_and_by_enough_visits(
+    shapes: Sequence[KeptArms], chosen: str
+) -> None:
+    assert str(pick(shapes).choice) == chosen
 
 
 def test_methods_that_no_shape_has_both_of_are_open() -> None:
-    made = pick([arms_with(sm=(6, 1.0), triton=(6, 9.0)), arms_with(sglang_jit=(6, 1.0), vllm_triton=(6, 9.0))])
+    made = pick([arms_with(sm_4=(6, 1.0), triton_4=(6, 9.0)), arms_with(sglang_jit_4=(6, 1.0), vllm_triton_4=(6, 9.0))])
     assert made.choice.backend == "sm"
     assert {other.backend for other in made.open} == {"sglang_jit", "vllm_triton"}
     assert [other.backend for other, compared in made.compared.items() if compared] == ["triton"]
-
-
-def test_of_equal_methods_the_one_with_the_fewest_sms_is_taken_before_the_simpler_one() -> None:
-    sm, triton = Choice("sm", (("sms", "4"),)), Choice("triton", (("sms", "2"),))
-    arms = {choice: dict.fromkeys(range(6), 1.0) for choice in (sm, triton)}
-    measured = Measured(SwapShape(Direction.H2D, IDLE, 64, 16 * KIB), arms, arms)
-    assert pick([KeptArms(arms, measured)]).alike == [triton, sm]
-
-
-def test_of_too_few_visits_for_an_interval_the_faster_method_is_taken() -> None:
-    """They leave everything open, and the simpler of two kernels could be twice as slow."""
-    made = pick([arms_with(sm=(3, 2.0), triton=(3, 1.0))])
-    assert made.choice.backend == "triton"
-    assert [other.backend for other in made.open] == ["sm"], "and it is not decided"
+    few = pick([arms_with(sm_4=(3, 2.0), triton_4=(3, 1.0))])
+    assert [other.backend for other in few.open] == ["sm"], "it is not decided"
 
 
 def test_the_time_of_the_thread_is_the_median_of_the_runs(tmp_path: Path) -> None:
@@ -617,48 +605,49 @@ def test_a_model_has_a_line_over_its_tokens_and_says_from_when_on_loading_is_fas
     assert "loading is never faster than prefill at 300000 tokens/s" in " ".join(never.split())
 
 
-@pytest.mark.parametrize(("from_blocks", "said"), [(8, 8), (32, 32), (64, None)])
+def run_with_runs(folder: Path, rate: Rate, shuffled: Sequence[Cell]) -> Run:
+    """Return a run of shuffled blocks, and of blocks in runs of 8 and of 32 by the kernel and merged copies."""
+    ways = [replace(cell, backend="merged") if cell.backend == "batched" else cell for cell in shuffled]
+    in_runs = [replace(cell, pattern=Pattern("runs", length)) for cell in ways for length in (8, 32)]
+    return run_of(folder, rate, [*shuffled, *(cell for cell in in_runs if cell.sms in (None, 2))])
+
+
+@pytest.mark.parametrize(("from_blocks", "named"), [(8, 8), (32, 32), (64, None)])
 def test_the_answer_says_from_which_runs_on_merged_copies_would_be_the_choice(
-    tmp_path: Path, from_blocks: int, said: int | None
+    tmp_path: Path, from_blocks: int, named: int | None
 ) -> None:
     def rate(cell: Cell) -> float:
         if cell.backend != "merged" or cell.pattern.run < from_blocks or cell.direction is Direction.D2H:
             return crossing(cell) / 2
         return 53.0 if cell.blocks == 16 else 54.0
 
-    ways = [replace(cell, backend="merged" if cell.backend == "batched" else "sm") for cell in cells(*Direction)]
-    in_runs = [replace(cell, pattern=Pattern("runs", length)) for cell in ways for length in (8, 32)]
-    run = run_of(tmp_path, rate, [*cells(*Direction), *(cell for cell in in_runs if cell.sms in (None, 2))])
+    run = run_with_runs(tmp_path, rate, cells(*Direction))
     found = [line for line in summary([run]) if line.startswith("In contiguous runs of at least")]
     assert found == (
-        [f"In contiguous runs of at least {said} blocks (h2d): merged, 53 to 54 GB/s, no SMs"] if said else []
+        [f"In contiguous runs of at least {named} blocks (h2d): merged, 53 to 54 GB/s, no SMs"] if named else []
     )
     plain = json.loads(output("show", run.path, "--json"))["merged_in_runs"]
-    assert plain == ({"h2d": {"from_blocks": said, "gbps": pytest.approx([53, 54], abs=0.4)}} if said else {})
+    assert plain == ({"h2d": {"from_blocks": named, "gbps": pytest.approx([53, 54], abs=0.4)}} if named else {})
 
 
-def test_merged_copies_that_win_at_one_shape_alone_are_not_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wins",
+    [
+        lambda cell: (cell.blocks, cell.block_bytes, cell.stream_state) == (16, KIB, IDLE),
+        lambda cell: cell.pattern.run == 8 and cell.stream_state is SUSTAINED,
+        lambda _: True,
+    ],
+    ids=["at one shape alone", "behind others alone", "of shuffled blocks too"],
+)
+def test_merged_copies_are_not_named_for_runs_where_they_are_no_other_choice(
+    tmp_path: Path, wins: Callable[[Cell], bool]
+) -> None:
     def rate(cell: Cell) -> float:
-        wins = cell.backend == "merged" and (cell.blocks, cell.block_bytes) == (16, KIB)
-        return 53.0 if wins else crossing(cell) / 2
+        return 54.0 if cell.backend == "merged" and wins(cell) else crossing(cell) / 2
 
-    ways = [replace(cell, backend="merged" if cell.backend == "batched" else "sm") for cell in cells()]
-    in_runs = [replace(cell, pattern=Pattern("runs", 8)) for cell in ways if cell.sms in (None, 2)]
-    assert not any("In contiguous runs" in line for line in summary([run_of(tmp_path, rate, [*cells(), *in_runs])]))
-
-
-@pytest.mark.parametrize("everywhere", [True, False])
-def test_merged_copies_are_named_for_runs_on_an_idle_stream_alone(tmp_path: Path, *, everywhere: bool) -> None:
-    """Not where they are the choice anyway, either."""
-
-    def rate(cell: Cell) -> float:
-        wins = everywhere or (cell.pattern.run == 8 and cell.stream_state is SUSTAINED)
-        return 54.0 if cell.backend == "merged" and wins else crossing(cell) / 2
-
-    shuffled = [*cells(states=(IDLE, SUSTAINED))]
+    shuffled = cells(states=(IDLE, SUSTAINED))
     shuffled += [replace(cell, backend="merged") for cell in shuffled if cell.backend == "batched"]
-    in_runs = [replace(cell, pattern=Pattern("runs", 8)) for cell in shuffled if cell.sms in (None, 2)]
-    run = run_of(tmp_path, rate, [*shuffled, *in_runs])
+    run = run_with_runs(tmp_path, rate, shuffled)
     assert not any("In contiguous runs" in line for line in summary([run]))
 
 
@@ -758,5 +747,5 @@ def test_a_shape_at_which_only_more_sms_could_gain_is_decided(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("visits", "decided"), [(5, False), (6, True)])
 def test_a_method_alone_at_a_shape_is_decided_by_six_visits(visits: int, decided: bool) -> None:
-    (made,) = answers_of([arms_with(sm=(visits, 1.0)).measured])
+    (made,) = answers_of([arms_with(sm_4=(visits, 1.0)).measured])
     assert (made.decided, made.measured.interval_of(made.choice) is not None) == (decided, decided)
