@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -14,7 +14,7 @@ import pytest
 from kvbench.cells.axes import Direction, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import GateVerdict
-from kvbench.gate.pairs import VISIT, about_backends, pair, partners, values_of
+from kvbench.gate.pairs import VISIT, Pairs, about_backends, pair, partners, values_of
 from kvbench.gate.side_by_side import half_of_memory, parse_side
 from kvbench.ground.errors import UsageError
 from kvbench.results import SCHEMA, Control, Record, Run, Visit
@@ -28,6 +28,18 @@ from tests.unit.gate.gated import judge_runs, made
 
 CELLS = [Cell("batched", direction, 64, size, overlap=False) for direction in Direction for size in (4096, 16384)]
 SAME = {cell: cell for cell in CELLS}
+
+
+def usual(cells: Sequence[Cell] = tuple(CELLS), rounds: int = 1) -> list[Visit]:
+    return [synthetic.visit(cell, 1000.0, round_=number) for cell in cells for number in range(rounds)]
+
+
+def by_the_cpu(visits: Sequence[Visit]) -> list[Visit]:
+    return [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in visits]
+
+
+def paired(base: Sequence[Record], cand: Sequence[Record], names: Mapping[Cell, Cell] | None = None) -> Pairs:
+    return pair(made(0, base), made(1, cand), names or SAME)
 
 
 def environment(folder: Path, answer: str) -> Path:
@@ -100,9 +112,9 @@ def test_an_axis_that_one_backend_does_not_support_is_ignored_in_pairing() -> No
 
 def test_runs_of_two_backends_are_judged_cell_by_cell() -> None:
     theirs = [replace(cell, backend="mine", overlap=None) for cell in CELLS]
-    base = made(0, [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS])
-    cand = made(1, [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs])
-    pairs = pair(base, cand, partners(CELLS, theirs))
+    base = [synthetic.visit(cell, 1000.0, noise=0) for cell in CELLS]
+    cand = [synthetic.visit(cell, 2000.0, noise=0) for cell in theirs]
+    pairs = paired(base, cand, partners(CELLS, theirs))
     assert set(pairs.cells) == set(CELLS)
     assert pairs.visits["fast_us"][0] == pytest.approx(np.full((4, 1), 1000.0))
     assert pairs.visits["fast_us"][1] == pytest.approx(np.full((4, 1), 2000.0))
@@ -123,37 +135,31 @@ def test_a_visit_has_its_lower_tenth_its_upper_quartile_and_its_callers_time(sta
 def test_runs_of_the_same_backends_are_paired_cell_by_cell() -> None:
     several = [*CELLS, replace(CELLS[0], backend="mine")]
     names = {cell: cell for cell in several}
-    base = made(0, [synthetic.visit(cell, 1000.0) for cell in several])
-    cand = made(1, [synthetic.visit(cell, 1000.0) for cell in CELLS])
-    assert pair(base, cand, names).failed == {several[-1]: "cand: missing"}
-    assert pair(cand, base, names).failed == {several[-1]: "base: missing"}
-    assert not pair(cand, cand, names).failed
+    assert paired(usual(several), usual(), names).failed == {several[-1]: "cand: missing"}
+    assert paired(usual(), usual(several), names).failed == {several[-1]: "base: missing"}
+    assert not paired(usual(), usual(), names).failed
 
 
 def test_copies_by_the_cpu_on_one_side_have_no_margin_of_both() -> None:
-    usual = [synthetic.visit(cell, 1000.0) for cell in CELLS]
-    by_cpu = [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in usual]
-    assert not pair(made(0, by_cpu), made(1, usual), SAME).inline
-    assert not pair(made(0, usual), made(1, by_cpu), SAME).inline
-    assert pair(made(0, by_cpu), made(1, by_cpu), SAME).inline == {*CELLS}
+    by_cpu = by_the_cpu(usual())
+    assert not paired(by_cpu, usual()).inline
+    assert not paired(usual(), by_cpu).inline
+    assert paired(by_cpu, by_cpu).inline == {*CELLS}
 
 
 def test_the_path_of_a_cell_is_that_of_most_of_its_visits() -> None:
-    usual = [synthetic.visit(cell, 1000.0, round_=number) for cell in CELLS for number in range(6)]
-    once = [msgspec.structs.replace(usual[0], path=EffectivePath.CPU_INLINE), *usual[1:]]
-    always = [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in usual]
-    assert pair(made(0, usual), made(1, once), SAME).paths == {}
-    assert set(pair(made(0, usual), made(1, always), SAME).paths.values()) == {"path: copy engine -> CPU inline"}
+    visits = usual(rounds=6)
+    assert paired(visits, [*by_the_cpu(visits[:1]), *visits[1:]]).paths == {}
+    assert {*paired(visits, by_the_cpu(visits)).paths.values()} == {"path: copy engine -> CPU inline"}
 
 
 def test_the_caller_of_a_cell_that_the_cpu_copies_is_not_judged_beside_it() -> None:
     """The copy is the call: one row says it."""
-    usual = [synthetic.visit(cell, 1000.0) for cell in CELLS]
-    for visit in usual:
+    visits = usual()
+    for visit in visits:
         visit.samples.caller_us[:] = [0.9 * us for us in visit.samples.wall_us]
-    by_cpu = [msgspec.structs.replace(visit, path=EffectivePath.CPU_INLINE) for visit in usual]
-    for records, judged in ((usual, True), (by_cpu, False)):
-        assert np.isfinite(pair(made(0, records), made(1, records), SAME).visits["caller_us"]).any() == judged
+    for records, judged in ((visits, True), (by_the_cpu(visits), False)):
+        assert np.isfinite(paired(records, records).visits["caller_us"]).any() == judged
 
 
 def test_a_swap_behind_pending_work_judges_no_caller() -> None:
@@ -164,26 +170,24 @@ def test_a_swap_behind_pending_work_judges_no_caller() -> None:
 
 
 def test_a_cell_that_both_sides_skipped_is_not_measured_and_did_not_fail() -> None:
-    records = [synthetic.skip(CELLS[0]), *(synthetic.visit(cell, 1000.0) for cell in CELLS[1:])]
-    pairs = pair(made(0, records), made(1, records), SAME)
+    records = [synthetic.skip(CELLS[0]), *usual(CELLS[1:])]
+    pairs = paired(records, records)
     assert (pairs.unmeasured, pairs.failed) == ({CELLS[0]}, {})
-    base_ran = [synthetic.visit(CELLS[0], 1000.0), *records[1:]]
-    assert pair(made(0, base_ran), made(1, records), SAME).failed == {CELLS[0]: "cand: skipped: does not fit in memory"}
+    assert paired(usual(), records).failed == {CELLS[0]: "cand: skipped: does not fit in memory"}
 
 
 def test_a_large_copy_that_took_no_time_is_none() -> None:
     copies = [Control(direction="h2d", round=number, copy_bytes=1 << 20, event_us=[100.0]) for number in range(6)]
-    records: list[Record] = [synthetic.visit(CELLS[0], 1000.0, round_=number) for number in range(6)]
     lost = [msgspec.structs.replace(copies[0], event_us=[0.0]), *copies[1:]]
-    logs = pair(made(0, [*records, *copies]), made(1, [*records, *lost]), {CELLS[0]: CELLS[0]}).controls["h2d"]
+    visits = usual(CELLS[:1], rounds=6)
+    logs = paired([*visits, *copies], [*visits, *lost], {CELLS[0]: CELLS[0]}).controls["h2d"]
     assert np.isnan(logs[0])
     assert logs[1:].tolist() == [0.0] * 5
 
 
 def test_a_cell_of_which_no_byte_was_verified_failed() -> None:
-    usual = [synthetic.visit(cell, 1000.0) for cell in CELLS]
-    unverified = [msgspec.structs.replace(usual[0], verified_bytes=0), *usual[1:]]
-    assert pair(made(0, usual), made(1, unverified), SAME).failed == {CELLS[0]: "cand: failed: no bytes were verified"}
+    unverified = [msgspec.structs.replace(usual()[0], verified_bytes=0), *usual()[1:]]
+    assert paired(usual(), unverified).failed == {CELLS[0]: "cand: failed: no bytes were verified"}
 
 
 def in_turn(
