@@ -3,9 +3,10 @@
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,11 @@ def beside(
     return made
 
 
+def beside_steps(figures: Mapping[Cell, Sequence[Any]], neighbour: Neighbour = Neighbour.DECODE) -> list[list[Visit]]:
+    """Return the visits of each method beside a step, by what follows the cell in `beside`."""
+    return [beside(in_engine(cell, neighbour), *of_cell) for cell, of_cell in figures.items()]
+
+
 def run_of(folder: Path, *visits: Sequence[Visit], alone: Sequence[Cell] = ()) -> Run:
     cells = [
         replace(in_engine(cell), priority=priority) for cell in alone for priority in (Priority.NONE, Priority.LOW)
@@ -73,13 +79,10 @@ def in_engine(cell: Cell, neighbour: Neighbour = Neighbour.NONE) -> Cell:
 
 
 def stores(folder: Path, neighbour: Neighbour = Neighbour.DECODE, alone: Sequence[Cell] = ()) -> Run:
-    visits = [beside(in_engine(cell, neighbour), *figures) for cell, figures in STORES.items()]
     # Better than all, and no choice: the stream gives way, another GPU swaps too, layers arrive one by one, or none.
     apart = [replace(sm(3), priority=Priority.LOW), replace(sm(3), devices=2), replace(sm(3), sequence="layers-4")]
-    visits += [
-        beside(in_engine(cell, neighbour), 1.0, 50.0, 0.1) for cell in [*apart, replace(COPIES, backend="empty")]
-    ]
-    return run_of(folder, *visits, alone=alone)
+    apart.append(replace(COPIES, backend="empty"))
+    return run_of(folder, *beside_steps(STORES | dict.fromkeys(apart, (1.0, 50.0, 0.1)), neighbour), alone=alone)
 
 
 def test_a_run_of_several_gpus_alone_answers_for_all_of_them_at_once(tmp_path: Path) -> None:
@@ -87,7 +90,7 @@ def test_a_run_of_several_gpus_alone_answers_for_all_of_them_at_once(tmp_path: P
     paced = replace(sm(4), pace="85%")
     cells = [replace(cell, devices=2, ranks=ranks) for cell in (sm(2), paced) for ranks in (1, 2)]
     figures = {1: (1.02, 40.0, 0.3), 2: (1.7, 40.0, 0.3)}
-    visits = [beside(in_engine(cell, Neighbour.DECODE), *figures[cell.ranks]) for cell in cells]
+    visits = beside_steps({cell: figures[cell.ranks] for cell in cells})
     found = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
     assert (found.devices, found.ranks, found.beside) == (2, 2, "decode, 2 ranks")
     assert found.use
@@ -128,9 +131,7 @@ def test_beside_a_step_the_least_per_gb_is_taken_of_what_moves_enough(
 
 
 def test_what_moves_less_than_a_tenth_of_large_copies_must_be_asked_for(tmp_path: Path) -> None:
-    figures = {sm(2): STORES[sm(2)], COPIES: (1.0001, 5.0, 0.1)}
-    visits = [beside(in_engine(cell, Neighbour.DECODE), *of_cell) for cell, of_cell in figures.items()]
-    run = run_of(tmp_path, *visits)
+    run = run_of(tmp_path, *beside_steps({sm(2): STORES[sm(2)], COPIES: (1.0001, 5.0, 0.1)}))
     chosen = [used(answer(advice_of([run], Question(need_gbps=need)), DECODE)) for need in (None, 4.0)]
     assert chosen == ["sm sms=2", "batched"]
 
@@ -151,9 +152,7 @@ def test_an_answer_has_the_figures_of_its_visits(tmp_path: Path) -> None:
 
 
 def test_otherwise_the_fastest_that_keeps_a_step_within_10_percent_is_named_before_the_fastest(tmp_path: Path) -> None:
-    figures = STORES | {sm(3): (1.08, 35.0, 0.3)}
-    visits = [beside(in_engine(cell, Neighbour.DECODE), *of_cell) for cell, of_cell in figures.items()]
-    made = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
+    made = answer(advice_of([run_of(tmp_path, *beside_steps(STORES | {sm(3): (1.08, 35.0, 0.3)}))]), DECODE)
     assert made.otherwise is not None and made.fastest is not None  # noqa: PT018
     assert (used(made), str(made.otherwise.choice), str(made.fastest.choice)) == ("sm sms=2", "sm sms=3", "sm sms=4")
 
@@ -165,12 +164,8 @@ def test_of_what_the_visits_do_not_tell_apart_the_fastest_is_taken(
     """Three SMs lose 0.3 ms a GB more than two: no more than the margin, and surely more only if the visits agree."""
     three = 1 / (1 - (lost(1.025, 22.0) + 0.3) * 31.0 / 1e3)
     factors = [1 + scatter * (-1) ** number for number in range(6)]
-    visits = [
-        beside(in_engine(sm(2), Neighbour.DECODE), 1.025, 22.0, 0.3),
-        beside(in_engine(sm(3), Neighbour.DECODE), three, 31.0, 0.3, factors),
-        beside(in_engine(sm(4), Neighbour.DECODE), 2.1, 43.0, 0.3),
-    ]
-    run = run_of(tmp_path, *visits)
+    figures = {sm(2): STORES[sm(2)], sm(3): (three, 31.0, 0.3, factors), sm(4): STORES[sm(4)]}
+    run = run_of(tmp_path, *beside_steps(figures))
     made = answer(advice_of([run]), DECODE)
     assert used(made) == f"sm sms={choice}"
     assert [str(one) for one in made.not_told_apart] == [f"sm sms={other}"]
@@ -184,8 +179,7 @@ def test_what_needs_another_layout_competes_with_nothing_and_is_named(tmp_path: 
     in_runs = replace(COPIES, backend="merged", pattern=Pattern("runs", 16))
     pages = [replace(sm(count), backend="staged", host_pattern=Pattern("runs", 256)) for count in (2, 4)]
     others = {in_runs: (1.05, 30.0, 3.0), pages[0]: (1.001, 36.0, 0.1), pages[1]: (1.5, 40.0, 0.1)}
-    visits = [beside(in_engine(cell, Neighbour.DECODE), *of) for cell, of in (STORES | others).items()]
-    run = run_of(tmp_path, *visits)
+    run = run_of(tmp_path, *beside_steps(STORES | others))
     made = answer(advice_of([run]), DECODE)
     assert used(made) == "sm sms=2"
     text = " ".join(output("show", run.path).split())
@@ -197,21 +191,14 @@ def test_what_needs_another_layout_competes_with_nothing_and_is_named(tmp_path: 
 def test_what_starts_set_apart_is_undecided(tmp_path: Path) -> None:
     """In one of three starts, four SMs slow the step no more than two; over all, they lose 3 ms a GB more."""
     lucky = [1.0, 1.0, 1.0, 1.0, 0.01, 0.01]
-    visits = [
-        beside(in_engine(sm(2), Neighbour.DECODE), 1.025, 22.0, 0.3),
-        beside(in_engine(sm(4), Neighbour.DECODE), 1.25, 43.0, 0.3, lucky),
-    ]
-    made = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
+    figures = {sm(2): STORES[sm(2)], sm(4): (1.25, 43.0, 0.3, lucky)}
+    made = answer(advice_of([run_of(tmp_path, *beside_steps(figures))]), DECODE)
     assert used(made) == "sm sms=2"
     assert [str(choice) for choice in made.undecided] == ["sm sms=4"]
 
 
 def test_methods_that_no_round_has_both_of_are_undecided(tmp_path: Path) -> None:
-    parts = [{cell: figures} for cell, figures in STORES.items()]
-    runs = [
-        run_of(tmp_path / str(number), *(beside(in_engine(cell, Neighbour.DECODE), *of) for cell, of in part.items()))
-        for number, part in enumerate(parts)
-    ]
+    runs = [run_of(tmp_path / str(number), visits) for number, visits in enumerate(beside_steps(STORES))]
     made = answer(advice_of(runs), DECODE)
     assert used(made) == "sm sms=2"
     assert {str(choice) for choice in made.undecided} == {"sm sms=4", "batched"}
@@ -221,8 +208,8 @@ def test_methods_that_no_round_has_both_of_are_undecided(tmp_path: Path) -> None
 
 def test_beside_prefills_of_other_lengths_the_one_that_most_methods_ran_beside_answers(tmp_path: Path) -> None:
     short, long = (Neighbour("prefill", tokens) for tokens in (512, 9000))
-    visits = [beside(in_engine(COPIES, long), 1.0, 50.0, 0.1)]
-    visits += [beside(in_engine(sm(count), short), *STORES[sm(count)]) for count in (2, 4)]
+    visits = beside_steps({COPIES: (1.0, 50.0, 0.1)}, long)
+    visits += beside_steps({sm(count): STORES[sm(count)] for count in (2, 4)}, short)
     made = answer(advice_of([run_of(tmp_path, *visits)]), PREFILL)
     assert [method.choice.backend for method in made.methods] == ["sm", "sm"]
 
@@ -321,35 +308,26 @@ def test_a_policy_has_a_table_for_each_situation_that_was_measured(tmp_path: Pat
 
 def test_a_size_that_was_measured_beside_one_step_is_in_no_table_of_another(tmp_path: Path) -> None:
     """Stores beside a prefill were measured at 64 KiB alone, beside decode at 16 KiB: a policy invents neither."""
-    of_decode = [beside(in_engine(cell, Neighbour.DECODE), *figures) for cell, figures in STORES.items()]
-    large = [in_engine(replace(cell, block_bytes=64 * KIB), Neighbour.PREFILL) for cell in STORES]
-    of_prefill = [beside(cell, *figures) for cell, figures in zip(large, STORES.values(), strict=True)]
-    output("show", run_of(tmp_path, *of_decode, *of_prefill).path, "-p", tmp_path / "p.toml")
+    large = {replace(cell, block_bytes=64 * KIB): figures for cell, figures in STORES.items()}
+    visits = [*beside_steps(STORES), *beside_steps(large, Neighbour.PREFILL)]
+    output("show", run_of(tmp_path, *visits).path, "-p", tmp_path / "p.toml")
     sizes = {table.beside: table.block_bytes for table in load_policy(tmp_path / "p.toml").tables}
     assert sizes == {DECODE: (16 * KIB,), PREFILL: (64 * KIB,)}
 
 
 def test_beside_a_step_the_largest_swap_speaks_for_a_method(tmp_path: Path) -> None:
     """Of 64 blocks, each GB takes many times as long of a step and of the thread."""
-    small = dict.fromkeys(STORES, (1.5, 2.0, 50.0))
-    visits = [
-        beside(in_engine(replace(cell, blocks=blocks), Neighbour.DECODE), *figures)
-        for blocks, of_method in ((4096, STORES), (64, small))
-        for cell, figures in of_method.items()
-    ]
-    made = answer(advice_of([run_of(tmp_path / "two", *visits)]), DECODE)
+    small = {replace(cell, blocks=64): (1.5, 2.0, 50.0) for cell in STORES}
+    made = answer(advice_of([run_of(tmp_path, *beside_steps(STORES | small))]), DECODE)
     assert made.use is not None
     assert (str(made.use.choice), made.use.gbps, made.blocks) == ("sm sms=2", pytest.approx(22), 4096)
 
 
 def test_every_block_size_beside_a_step_is_in_the_policy_and_in_the_details(tmp_path: Path) -> None:
     """Two SMs lose ten times as much at 4 KiB, where copies are the choice for a thread of its own."""
-    figures = {(cell, kib): of for cell, of in STORES.items() for kib in (4, 16)} | {(sm(2), 4): (1.25, 11.0, 0.3)}
-    visits = [
-        beside(in_engine(replace(cell, block_bytes=kib * KIB), Neighbour.DECODE), *of)
-        for (cell, kib), of in figures.items()
-    ]
-    run = run_of(tmp_path, *visits)
+    small = {replace(cell, block_bytes=4 * KIB): figures for cell, figures in STORES.items()}
+    small[replace(sm(2), block_bytes=4 * KIB)] = (1.25, 11.0, 0.3)
+    run = run_of(tmp_path, *beside_steps(STORES | small))
     output("show", run.path, "-p", tmp_path / "p.toml", "--own-thread")
     (table,) = load_policy(tmp_path / "p.toml").tables
     assert (table.block_bytes, table.choices) == ((4 * KIB, 16 * KIB), (("batched",), ("batched",)))
@@ -398,8 +376,7 @@ def test_a_model_is_told_what_its_loads_and_stores_take_of_a_step(tmp_path: Path
         for blocks in (64, 1024, 16_384)
         for cell in (sm(2), COPIES)
     ]
-    stored = beside(in_engine(replace(sm(2), block_bytes=32 * KIB), Neighbour.DECODE), *STORES[sm(2)])
-    run = run_of(tmp_path, stored, alone=loads)
+    run = run_of(tmp_path, *beside_steps({replace(sm(2), block_bytes=32 * KIB): STORES[sm(2)]}), alone=loads)
     text = " ".join(output("show", run.path, "--model", "llama-3-8b").split())
     (sizes,) = re.findall(r"llama-3-8b: a load of (.*) MB takes 1 / 2 / 5 ms \(sync_load_budget_bytes\)", text)
     assert [float(size) for size in sizes.split(" / ")] == pytest.approx([50, 100, 250], rel=0.02)
@@ -421,7 +398,7 @@ def test_a_folder_stands_for_its_runs(tmp_path: Path) -> None:
 
 
 def test_lost_can_be_negative(tmp_path: Path) -> None:
-    run = run_of(tmp_path, beside(in_engine(sm(2), Neighbour.DECODE), 0.99, 22.0, 0.1))
+    run = run_of(tmp_path, *beside_steps({sm(2): (0.99, 22.0, 0.1)}))
     made = answer(advice_of([run]), DECODE)
     assert made.use is not None and made.use.lost_ms_per_gb is not None  # noqa: PT018
     assert made.use.lost_ms_per_gb[0] == pytest.approx(lost(0.99, 22.0))
