@@ -263,12 +263,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         sign = 1 if self.at_least is not None else -1
         if self.quantity in _DIFFER:
             return _slack_of([sign * (value - limit) for value, limit in visits])
-        return _slack([(value / limit) ** sign for value, limit in visits])
-
-
-def _slack(ratios: Sequence[float]) -> tuple[float, str]:
-    """The slack of what must be at least 1, from its value in every visit, and why it is undecided, or ""."""
-    return _slack_of([math.log(ratio) for ratio in ratios])
+        return _slack_of([sign * math.log(value / limit) for value, limit in visits])
 
 
 def _slack_of(kept_by: Sequence[float]) -> tuple[float, str]:
@@ -318,7 +313,7 @@ class NoCliff(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         below, above = (visits[sizes.index(size)] for size in (cliff.below_bytes, cliff.above_bytes))
         first, second = (below, above) if cliff.rises else (above, below)
         common = first.keys() & second.keys()
-        slack, why = _slack([self.no_cliff_above * first[number] / second[number] for number in common])
+        slack, why = _slack_of([math.log(self.no_cliff_above * first[number] / second[number]) for number in common])
         between = f"between {format_size(cliff.below_bytes)} and {format_size(cliff.above_bytes)}"
         return slack, f"{cliff.height:.2f}x {between}{why}"
 

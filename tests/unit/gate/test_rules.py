@@ -97,11 +97,17 @@ def bound(cells: str, at_least: str) -> Table:
 
 
 def test_a_rule_can_be_about_a_share_of_the_ceiling() -> None:
-    assert check(bound(f"backend=triton,{AT_10000},block_size=64KiB", "0.8 ceiling")).verdict is GateVerdict.PASS
-    broken = check(bound(f"backend=triton,{AT_10000},block_size=64KiB,sms=12", "0.95 ceiling"))
+    cells = f"backend=triton,{AT_10000},block_size=64KiB"
+    assert check(bound(cells, "0.8 ceiling")).verdict is GateVerdict.PASS
+    broken = check(bound(f"{cells},sms=12", "0.95 ceiling"))
     assert broken.verdict is GateVerdict.FAIL
     assert f"of the ceiling ({CEILING_GBPS})" in broken.reason
     assert "-a block_size=64KiB" in broken.command
+    share = {"cells": cells, "quantity": "ceiling_share"}
+    assert check(share | {"at_least": 0.5}).verdict is GateVerdict.PASS
+    broken = check(share | {"at_least": 0.95})
+    assert broken.verdict is GateVerdict.FAIL
+    assert "ceiling_share 0.8" in broken.reason
 
 
 def test_two_backends_are_compared_cell_by_cell() -> None:
@@ -178,12 +184,16 @@ def test_a_cliff_near_its_limit_is_undecided_and_so_are_too_few_visits() -> None
     assert near.verdict is GateVerdict.UNDECIDED
 
 
-def test_a_rule_can_exclude_a_cliff() -> None:
+def test_a_rule_can_exclude_a_cliff_up_or_down() -> None:
     assert check({"cells": "backend=triton,blocks=10000", "no_cliff_above": 2}).verdict is GateVerdict.PASS
     broken = check({"cells": "backend=batched,direction=h2d", "no_cliff_above": 2.0})
     assert broken.verdict is GateVerdict.FAIL
     assert "between 24KiB and 28KiB" in broken.reason
     assert check({"cells": "backend=batched,direction=h2d", "no_cliff_above": 20}).verdict is GateVerdict.PASS
+    cells = [cell for cell in cliff_cells((256,), (24, 28)) if cell.backend == "triton"]
+    down = rounds(cells, lambda cell: 40.0 if cell.block_bytes <= 24 * KIB else 4.0, noise=0.001)
+    assert check({"cells": "backend=triton", "no_cliff_above": 2.0}, down).verdict is GateVerdict.FAIL
+    assert check({"cells": "backend=triton", "no_cliff_above": 20.0}, down).verdict is GateVerdict.PASS
 
 
 @pytest.mark.parametrize(
@@ -223,22 +233,6 @@ def test_of_the_cells_of_a_rule_the_one_that_breaks_it_most_or_is_nearest_to_it_
     made = [visit(cell, us, round_=number) for cell, us in times_us.items() for number in range(6)]
     (cell,) = check({"cells": SM, "quantity": "swap_us", "at_most": limit_us}, made).cells
     assert cell.sms == 4
-
-
-@pytest.mark.parametrize(("share", "verdict"), [(0.5, GateVerdict.PASS), (0.95, GateVerdict.FAIL)])
-def test_a_share_of_the_ceiling_is_a_quantity(share: float, verdict: GateVerdict) -> None:
-    cells = f"backend=triton,{AT_10000},block_size=64KiB"
-    row = check({"cells": cells, "quantity": "ceiling_share", "at_least": share})
-    assert row.verdict is verdict
-    assert "ceiling_share 0.8" in row.reason or verdict is GateVerdict.PASS
-
-
-@pytest.mark.parametrize(("height", "verdict"), [(2.0, GateVerdict.FAIL), (20.0, GateVerdict.PASS)])
-def test_a_cliff_down_is_one_too(height: float, verdict: GateVerdict) -> None:
-    cells = [cell for cell in cliff_cells((256,), (24, 28)) if cell.backend == "triton"]
-    made = rounds(cells, lambda cell: 40.0 if cell.block_bytes <= 24 * KIB else 4.0, noise=0.001)
-    row = check({"cells": "backend=triton", "no_cliff_above": height}, made)
-    assert row.verdict is verdict, row.reason
 
 
 def test_a_missing_partner_fails_the_rule() -> None:
