@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvbench.analysis.compare import Verdict
+from kvbench.analysis.compare import Floats, Verdict
 from kvbench.cells.axes import Direction, Neighbour, StreamState
 from kvbench.cells.cell import Cell
 from kvbench.gate.judgement import PLAN, GateVerdict, Judgement, Row, judge
 from kvbench.gate.outputs import message, name_of_row
+from kvbench.gate.pairs import Pairs
 from kvbench.ground.errors import ExitCode
 from kvbench.results import Control, Record, Run, Visit
 from tests.synthetic import beside, failure, skip, with_samples
@@ -27,6 +28,14 @@ def only_victim(factor: float) -> Side:
 
 def row_of(judgement: Judgement, cell: Cell) -> Row:
     return next(row for row in judgement.rows if row.kind == "cell" and row.cells[0] == cell)
+
+
+def victim_pairs(
+    count: int = 24, us: float = 100.0, cand: float | Sequence[float] | Floats = 1.0, **fields: Any
+) -> Pairs:
+    """Return pairs of one cell that took as long in every visit, on the candidate's side `cand` times as long."""
+    times = np.full((1, count), us)
+    return paired([VICTIM], times, times * np.asarray(cand), **fields)
 
 
 SICK = Side(extra=[failure(VICTIM, "byte 7 differs", "mismatch")], control=1.5)  # judged also where a machine moved
@@ -139,10 +148,7 @@ def test_two_rounds_with_other_traffic_on_the_link_are_outvoted() -> None:
 def test_unsure_controls_widen_the_margin() -> None:
     order, unsure = np.resize([1.0, -1.0], 24), np.resize([-0.08, 0.08, 0.0], 24)
     for slower, verdict in ((0.04, GateVerdict.UNCONFIRMED), (0.15, GateVerdict.SLOWER), (0.0, GateVerdict.SAME)):
-        base = np.full((1, 24), 100.0)
-        calm = np.zeros(24)
-        pairs = paired([VICTIM], base, base * (1 + slower), order, controls={"d2h": calm, "h2d": unsure})
-        judgement = judge(pairs)
+        judgement = judge(victim_pairs(cand=1 + slower, order=order, controls={"d2h": np.zeros(24), "h2d": unsure}))
         assert [control.unsure > 0.01 for control in judgement.controls] == [False, True]
         assert judgement.verdict is verdict
         assert ("not by more than the controls may have moved" in judgement.rows[0].reason) is (slower == 0.04)
@@ -150,14 +156,12 @@ def test_unsure_controls_widen_the_margin() -> None:
 
 @pytest.mark.parametrize(("base_us", "verdict"), [(10.0, GateVerdict.SAME), (100.0, GateVerdict.SLOWER)])
 def test_less_than_a_microsecond_is_no_slowdown(base_us: float, verdict: GateVerdict) -> None:
-    base = np.full((1, 24), base_us)
-    assert judge(paired([VICTIM], base, base * 1.08)).verdict is verdict
+    assert judge(victim_pairs(us=base_us, cand=1.08)).verdict is verdict
 
 
 def test_a_microsecond_is_no_margin_of_a_neighbour_s_slowdown() -> None:
     """A slowdown is a ratio, however short the swaps are."""
-    times = np.full((1, 24), 10.0)
-    pairs = paired([VICTIM], times, times)
+    pairs = victim_pairs(us=10.0)
     for name, usual in (("caller_us", 8.0), ("slowdown", 1.2)):
         pairs.visits[name][0], pairs.visits[name][1] = usual, usual * 1.08
     verdicts = {row.kind: row.verdict for row in judge(pairs).rows}
@@ -166,24 +170,21 @@ def test_a_microsecond_is_no_margin_of_a_neighbour_s_slowdown() -> None:
 
 @pytest.mark.parametrize(("margin", "moved", "steady"), [(0.03, 0.1, False), (0.3, 0.1, True), (0.01, 0.015, True)])
 def test_a_wider_margin_of_the_cells_lets_large_copies_move_more(margin: float, moved: float, *, steady: bool) -> None:
-    times = np.full((1, 24), 100.0)
-    (control,) = judge(paired([VICTIM], times, times, controls={"h2d": np.full(24, moved)}), margin).controls
+    (control,) = judge(victim_pairs(controls={"h2d": np.full(24, moved)}), margin).controls
     assert control.steady is steady
 
 
 def test_an_undecided_row_passes_only_if_it_excludes_a_slowdown() -> None:
     faster = np.resize([0.90, 1.0, 1.01], 24)
     for times, code in ((faster, ExitCode.DONE), (1 / faster, ExitCode.INCONCLUSIVE)):
-        base = np.full((1, 24), 100.0)
-        judgement = judge(paired([VICTIM], base, base * times))
+        judgement = judge(victim_pairs(cand=times))
         assert {row.verdict for row in judgement.rows} == {judgement.verdict} == {GateVerdict.UNDECIDED}
         assert judgement.exit_code is code
 
 
 @pytest.mark.parametrize("name", ["caller_us", "slowdown"])
 def test_an_undecided_row_of_a_caller_or_neighbour_fails_if_it_may_be_slower(name: str) -> None:
-    times = np.full((1, 24), 100.0)
-    pairs = paired([VICTIM], times, times)
+    pairs = victim_pairs()
     pairs.visits[name][0] = 100.0
     pairs.visits[name][1] = 100.0 / np.resize([0.90, 1.0, 1.01], 24)
     judgement = judge(pairs)
@@ -223,27 +224,24 @@ def test_a_build_is_slower_if_half_of_its_swaps_take_twice_as_long(every: Sequen
 
 
 def test_the_upper_half_prevents_same_only_beyond_its_margin() -> None:
-    times = np.full((1, 24), 100.0)
     scattered = np.random.default_rng(2).normal(0, 0.2, 24)
     for upper, verdict in ((1.15, GateVerdict.SAME), (1.5, GateVerdict.SLOWER), (np.exp(scattered), GateVerdict.SAME)):
-        pairs = paired([VICTIM], times, times)
+        pairs = victim_pairs()
         pairs.visits["upper_us"][1] *= upper
         assert judge(pairs).verdict is verdict
 
 
 def test_few_upper_halves_far_above_are_a_burst_of_other_work() -> None:
-    times = np.full((1, 5), 100.0)
-    pairs = paired([VICTIM], times, times)
+    pairs = victim_pairs(5)
     pairs.visits["upper_us"][1] *= 5
     assert judge(pairs).verdict is GateVerdict.UNDECIDED
-    assert judge(paired([VICTIM], times, times * [1, 9, 9, 9, 9])).verdict is GateVerdict.UNDECIDED  # not all are
+    assert judge(victim_pairs(5, cand=[1, 9, 9, 9, 9])).verdict is GateVerdict.UNDECIDED  # not all are
 
 
 def test_a_slower_upper_half_is_unconfirmed_until_a_second_process_confirms_it() -> None:
     pairs = 2 * PLAN[0].pairs
-    times = np.full((1, pairs), 100.0)
     for processes, expected in ((np.zeros(pairs), "UNCONFIRMED"), (np.arange(pairs) >= PLAN[0].pairs, "SLOWER")):
-        made = paired([VICTIM], times, times, processes=np.asarray(processes, dtype=float))
+        made = victim_pairs(pairs, processes=np.asarray(processes, dtype=float))
         made.visits["upper_us"][1] *= 2
         judgement = judge(made)
         (row,) = judgement.rows
