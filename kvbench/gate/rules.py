@@ -124,11 +124,9 @@ class Selection:
     def __str__(self) -> str:
         return ",".join(map(str, self.filters))
 
-    def holds(self, cell: Cell) -> bool:
-        return all(condition.holds(cell) for condition in self.filters)
-
     def selected(self, by_cell: JudgedCells) -> JudgedCells:
-        return {cell: judged for cell, judged in by_cell.items() if self.holds(cell)}
+        holding = (cell for cell in by_cell if all(condition.holds(cell) for condition in self.filters))
+        return {cell: by_cell[cell] for cell in holding}
 
     def measured(self, by_cell: JudgedCells) -> JudgedCells:
         """These cells, in order, without skipped ones; raises UnknownError if none is left or one failed."""
