@@ -20,20 +20,15 @@ from kvbench.cells.cell import SwapKind
 from kvbench.cells.facts import BATCHED, MERGED
 from kvbench.cells.installed import Engine, engines, serves_all
 from kvbench.cells.policy import Choice, Policy, Table
-from kvbench.cells.units import KIB
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import MAX_LINE
 from kvbench.results import Run
-from kvbench.tune.candidates import Measured, Pick, compare_methods, could_gain, may_take_sms, nearest_shape, pick
+from kvbench.tune.candidates import Measured, Pick, compare_methods, could_gain, may_take_sms, pick
 from kvbench.tune.evidence import Evidence, Origin, evidence_of
 from kvbench.tune.planner import ModelAnswers, answer_models
 from kvbench.tune.rule import Rule, RulePart, costs_of, rule_of
 from kvbench.tune.situations import USUAL, Answer, Question, answer_situations, not_measured
 
-# The number of blocks of a small and of a large swap, of a block size near to that of models.
-SMALL: Final = 64
-LARGE: Final = 1024
-_BLOCK_BYTES: Final = 32 * KIB
 _MOSTLY: Final = 2 / 3
 # The number of blocks of a table whose choices do not depend on it.
 _ANY_BLOCKS: Final = 1024
@@ -116,22 +111,6 @@ def _answer(measured: Measured) -> ShapeAnswer:
     compared = {other: compare_methods([shape], chosen.choice, other) for other in replacements}
     others = {other: result for other, result in compared.items() if result and result.verdict is not Verdict.SLOWER}
     return ShapeAnswer(measured, chosen, others)
-
-
-def typical_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
-    """The small and the large swap that stand for a kind, of those with figures of the choice; one if no other has its
-    size.
-    """
-    shapes = [*chain.from_iterable(part.with_figures for part in rule.parts[kind])]
-
-    def distance(measured: Measured) -> float:
-        # The block size decides the method: twice the size is as far as four times the blocks.
-        shape = measured.shape
-        return 2 * abs(math.log(shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(shape.blocks / SMALL))
-
-    small = min(shapes, key=distance)
-    large = nearest_shape(shapes, small.shape.block_bytes, LARGE)
-    return [small] if large is small else [small, large]
 
 
 class Gain(NamedTuple):

@@ -16,22 +16,12 @@ from kvbench.cells.facts import BATCHED, COPIER, sms_text
 from kvbench.cells.installed import Engine, engines
 from kvbench.cells.pattern import SHUFFLED
 from kvbench.cells.policy import Choice
-from kvbench.cells.units import size_text, two_digits
+from kvbench.cells.units import KIB, size_text, two_digits
 from kvbench.ground.text import counted, range_text
 from kvbench.models.steps import BATCH
 from kvbench.results.outcomes import grouped
-from kvbench.tune.advice import (
-    LARGE,
-    SMALL,
-    Advice,
-    Alone,
-    Reply,
-    ShapeAnswer,
-    StandIns,
-    shipped_choice,
-    typical_shapes,
-)
-from kvbench.tune.candidates import Measured
+from kvbench.tune.advice import Advice, Alone, Reply, ShapeAnswer, StandIns, shipped_choice
+from kvbench.tune.candidates import Measured, nearest_shape
 from kvbench.tune.planner import BUDGETS_MS, MISSES, PROMPT_TOKENS, GatherWait, Load, TokenLine
 from kvbench.tune.rule import Rule, RulePart
 from kvbench.tune.situations import GENTLE, Answer, Method
@@ -47,6 +37,10 @@ _LOADS: Final = ("Dir", "Stream", "Use", "us", "GB/s", "Thread us", "Measured at
 _SHAPES: Final = (
     "Dir", "Stream", "Blocks", "Size", "Choice", "us", "95%", "GB/s", "Thread us", "Not told apart",
 )  # fmt: skip
+# The number of blocks of a small and of a large swap, of a block size near to that of models.
+_SMALL: Final = 64
+_LARGE: Final = 1024
+_BLOCK_BYTES: Final = 32 * KIB
 _OPEN: Final = f"Open: could be faster than the choice by more than {TIED.fraction:.0%} in another run"
 _FEW_VISITS: Final = f" (fewer than {MIN_PAIRS} visits decide nothing)"
 _ALIKE: Final = f"Not told apart: within {TIED.fraction:.0%} of the choice, as far as the visits tell"
@@ -263,8 +257,24 @@ def state_table(advice: Advice) -> Grid:
     figures = chain.from_iterable((f"{size}, us", BATCHED, COPIER, *titles) for size in usual_sizes)
     columns = zip(["Dir", "Stream", "Use", *figures, "of ceiling"], *rows, strict=True)
     header, *body = map(list, zip(*(column for column in columns if {*column[1:]} != {"-"}), strict=True))
-    caption = f"Swaps nearest to {SMALL} and {LARGE} blocks, each shape from the same rounds."
+    caption = f"Swaps nearest to {_SMALL} and {_LARGE} blocks, each shape from the same rounds."
     return Grid(header, body, caption + _shipped_text(shipping, header, advice.alone.stand_ins))
+
+
+def typical_shapes(rule: Rule, kind: SwapKind) -> list[Measured]:
+    """The small and the large swap that stand for a kind, of those with figures of the choice; one if no other has its
+    size.
+    """
+    shapes = [*chain.from_iterable(part.with_figures for part in rule.parts[kind])]
+
+    def distance(measured: Measured) -> float:
+        # The block size decides the method: twice the size is as far as four times the blocks.
+        shape = measured.shape
+        return 2 * abs(math.log(shape.block_bytes / _BLOCK_BYTES)) + abs(math.log(shape.blocks / _SMALL))
+
+    small = min(shapes, key=distance)
+    large = nearest_shape(shapes, small.shape.block_bytes, _LARGE)
+    return [small] if large is small else [small, large]
 
 
 def _shipped_text(shipping: Sequence[Engine], header: Sequence[str], stand_ins: StandIns) -> str:
@@ -429,16 +439,13 @@ def _shapes_page(alone: Alone, *, table: bool, open_: bool) -> Iterator[str | Gr
         yield _ALIKE
         yield Grid(_SHAPES, [*map(_shape_row, alone.shapes)])
     if open_ and alone.shapes:
-        points = _open_points(alone.shapes) or ["nothing"]
         yield from answer_lines(alone)
         yield _OPEN
-        yield from (f"  {point}" for point in points)
-
-
-def _open_points(answers: Sequence[ShapeAnswer]) -> list[str]:
-    """The shapes whose choice is open, each with the best alternative, the largest gain first."""
-    best = [(answer, *min(answer.open.items(), key=lambda item: item[1].ratio)) for answer in answers if answer.open]
-    return [_doubt_text(*doubt) for doubt in sorted(best, key=lambda doubt: doubt[2].ratio)]
+        # Each with the best alternative, the largest gain first.
+        answers = [answer for answer in alone.shapes if answer.open]
+        doubts = [(answer, *min(answer.open.items(), key=lambda item: item[1].ratio)) for answer in answers]
+        points = [_doubt_text(*doubt) for doubt in sorted(doubts, key=lambda doubt: doubt[2].ratio)]
+        yield from (f"  {point}" for point in points or ["nothing"])
 
 
 def _doubt_text(answer: ShapeAnswer, other: Choice, compared: Comparison) -> str:

@@ -21,10 +21,10 @@ from kvbench.models.presets import ModelChoice
 from kvbench.report.build import report_of
 from kvbench.report.model import plain
 from kvbench.results import Record, Run
-from kvbench.tune.advice import ShapeAnswer, answers_of, typical_shapes
+from kvbench.tune.advice import ShapeAnswer, answers_of
 from kvbench.tune.candidates import KeptArms, Measured, pick, typical
 from kvbench.tune.evidence import shapes_of
-from kvbench.tune.page import rows_of, state_table
+from kvbench.tune.page import rows_of, state_table, typical_shapes
 from kvbench.tune.planner import Hit, TokenLine
 from kvbench.tune.rule import Rule, costs_of, rule_of
 from kvbench.tune.situations import Question
