@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -26,8 +26,10 @@ import msgspec
 
 from kvbench.gate.judgement import GateVerdict
 from kvbench.ground.files import write_whole
+from kvbench.ground.text import range_text
 from kvbench.report.markdown import table
 from kvbench.results import load_run
+from kvbench.results.outcomes import grouped
 from tests.slow_backend import laid_out
 
 FILE: Final = Path(__file__).parents[1] / "reports" / "gate-rates.json"
@@ -94,13 +96,10 @@ def gate(kind: str, minutes: float, more: Sequence[str], folder: Path) -> Gated:
 
 def rates(gates: Sequence[Gated]) -> str:
     """Return the rates in Markdown, a row for each kind, GPU and driver, and the commands behind them."""
-    groups: dict[tuple[str, str, str], list[Gated]] = {}
-    for one in gates:
-        groups.setdefault((one.kind, one.gpu, one.driver), []).append(one)
-    rows = [
-        (kind, ", ".join(filter(None, (gpu, driver))), _days(of_kind), str(len(of_kind)), *_shares(of_kind))
-        for (kind, gpu, driver), of_kind in groups.items()
-    ]
+    rows = []
+    for (kind, gpu, driver), of_kind in grouped(gates, lambda one: (one.kind, one.gpu, one.driver)).items():
+        days = range_text((one.date for one in of_kind), str)
+        rows.append((kind, ", ".join(filter(None, (gpu, driver))), days, str(len(of_kind)), *_shares(of_kind)))
     lines = dict.fromkeys(one.command for one in gates)
     commands = (f"    {line}  # needs a GPU{_also_needed(line)}" for line in lines)
     return "\n".join([table(_HEADINGS, rows, left=3), "", *commands])
@@ -108,11 +107,6 @@ def rates(gates: Sequence[Gated]) -> str:
 
 def _also_needed(command: str) -> str:
     return " and tests/slow_backend" if "backend:" in command else " and vLLM" if "--suite=vllm" in command else ""
-
-
-def _days(gates: Iterable[Gated]) -> str:
-    days = sorted(one.date for one in gates)
-    return " to ".join(dict.fromkeys((days[0], days[-1])))
 
 
 def _shares(gates: Sequence[Gated]) -> tuple[str, ...]:
