@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 from statistics import mean
@@ -60,18 +60,31 @@ def answers(visits: Made, fresh: Made | None = None) -> list[ShapeAnswer]:
     return answers_of(shapes)
 
 
-def searched(
-    seed: int, noise: float = 0.01, time: Callable[[Cell], float] = time_us, in_time: bool = True
-) -> tuple[dict[SwapShape, ShapeAnswer], Made]:
+def visited(
+    search: Search, us: Callable[[Cell, int], float] = lambda cell, _: time_us(cell), stages: int | None = None
+) -> list[tuple[int, Cell, float]]:
+    """Visit what a search asks for and return each visit with its time; one that is NaN fails."""
+    visits = []
+    for number, cell in chain.from_iterable(islice(search.stages(), stages)):
+        time = us(cell, number)
+        visits.append((number, cell, time))
+        if math.isfinite(time):
+            search.note(synthetic.visit(cell, time, count=3, noise=0.0, round_=number))
+    return visits
+
+
+def by_cell(visits: Iterable[tuple[int, Cell, float]], *, fresh: bool = False) -> Made:
+    made: dict[Cell, dict[int, float]] = {}
+    for number, cell, us in visits:
+        if (number >= FRESH_FROM) is fresh:
+            made.setdefault(cell, {})[number] = us
+    return made
+
+
+def searched(seed: int, noise: float = 0.01, in_time: bool = True) -> tuple[dict[SwapShape, ShapeAnswer], Made]:
     chance = random.Random(seed)
-    visits: dict[Cell, dict[int, float]] = {}
     search = Search(cells(), FIRST, COUNTS, seed, lambda: in_time)
-    for stage in search.stages():
-        for number, cell in stage:
-            us = time(cell) * (1 + chance.gauss(0, noise))
-            search.note(synthetic.visit(cell, us, count=3, noise=0.0, round_=number))
-            if number < FRESH_FROM:
-                visits.setdefault(cell, {})[number] = us
+    visits = by_cell(visited(search, lambda cell, _: time_us(cell) * (1 + chance.gauss(0, noise))))
     return {answer.measured.shape: answer for answer in answers(visits)}, visits
 
 
@@ -88,14 +101,9 @@ def test_another_layout_of_some_shapes_is_visited_beside_the_race() -> None:
     """Every way gets the visits of a verdict there, and the race is as it would be without."""
     beside = [replace(cell, pattern=Pattern("runs", 8)) for cell in cells()[:2]]
     search, alone = (Search(candidates, FIRST, COUNTS, 0, lambda: True) for candidates in (cells() + beside, cells()))
-    visits: list[list[tuple[int, Cell]]] = [[], []]
-    for index, one in enumerate((search, alone)):
-        for stage in one.stages():
-            for number, cell in stage:
-                visits[index].append((number, cell))
-                one.note(synthetic.visit(cell, time_us(cell), count=3, noise=0.0, round_=number))
-    assert [number for number, cell in visits[0] if cell == beside[0]] == [*range(6)]
-    assert [made for made in visits[0] if made[1] not in beside] == visits[1]
+    visits = visited(search)
+    assert [number for number, cell, _ in visits if cell == beside[0]] == [*range(6)]
+    assert [visit for visit in visits if visit[1] not in beside] == visited(alone)
     assert search.expected_visits == alone.expected_visits + 6 * len(beside)
 
 
@@ -113,13 +121,12 @@ def test_what_may_be_chosen_and_batched_copies_have_six_visits_and_nothing_has_t
 @pytest.mark.parametrize("slow", [{1, 2}, {0, 2, 3}, {1, 3, 4}])
 def test_several_slow_visits_drop_nothing_that_was_fast_once(slow: set[int]) -> None:
     search = Search(cells(), FIRST, COUNTS, 0, lambda: True)
-    visited: dict[int, set[int | None]] = {}
-    for stage in islice(search.stages(), max(slow) + 2):
-        for number, cell in stage:
-            us = (100.0 if cell.backend == "sm" else 200.0) * (1.25 if cell.sms == 1 and number in slow else 1.0)
-            search.note(synthetic.visit(cell, us, count=3, noise=0.0, round_=number))
-            visited.setdefault(number, set()).add(cell.sms)
-    assert 1 in visited[max(slow) + 1]
+
+    def us(cell: Cell, number: int) -> float:
+        return (100.0 if cell.backend == "sm" else 200.0) * (1.25 if cell.sms == 1 and number in slow else 1.0)
+
+    visits = visited(search, us, stages=max(slow) + 2)
+    assert 1 in {cell.sms for number, cell, _ in visits if number == max(slow) + 1}
 
 
 @pytest.mark.parametrize(("counts", "wanted"), [((16,), {16}), ((5,), set(COUNTS))])
@@ -157,12 +164,8 @@ def test_the_search_visits_sizes_between_those_where_the_choice_changes() -> Non
 
 def test_a_candidate_that_fails_is_dropped() -> None:
     search = Search(cells(), FIRST, COUNTS, 0, lambda: True)
-    for stage in search.stages():
-        for number, cell in stage:
-            if cell.backend != "sm":
-                search.note(synthetic.visit(cell, time_us(cell), count=3, noise=0.0, round_=number))
-            else:
-                assert number in (0, 1)
+    visits = visited(search, lambda cell, _: math.nan if cell.backend == "sm" else time_us(cell))
+    assert {number for number, cell, _ in visits if cell.backend == "sm"} <= {0, 1}
 
 
 def test_the_interval_of_what_was_chosen_among_equals_holds_the_truth() -> None:
@@ -173,12 +176,10 @@ def test_the_interval_of_what_was_chosen_among_equals_holds_the_truth() -> None:
     found: list[ShapeAnswer] = []
     for seed in range(6):
         search = Search([*equals, *(Cell("batched", *shape) for shape in shapes)], (), (), seed, lambda: False)
-        visits: dict[bool, dict[Cell, dict[int, float]]] = {False: {}, True: {}}
-        for number, cell in chain.from_iterable(search.stages()):
-            us = (200 if cell.backend == "batched" else 100) * math.exp(chance.gauss(0, noise))
-            search.note(synthetic.visit(cell, us, count=1, noise=0.0, round_=number))
-            visits[number >= FRESH_FROM].setdefault(cell, {})[number] = us
-        found += answers(visits[False], visits[True])
+        visits = visited(
+            search, lambda cell, _: (200 if cell.backend == "batched" else 100) * math.exp(chance.gauss(0, noise))
+        )
+        found += answers(by_cell(visits), by_cell(visits, fresh=True))
     both = [(one, choice) for one in found for choice in (one.choice, Choice("batched"))]
     assert all(len(one.measured.fresh[choice]) >= MIN_PAIRS for one, choice in both)
     intervals = [interval for one in found if (interval := one.measured.interval_of(one.choice))]
