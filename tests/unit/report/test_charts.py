@@ -82,12 +82,12 @@ def line(backend: str, y: list[float]) -> PlotLine:
     return PlotLine(backend, backend, X, y, y, y)
 
 
-def inked(backend: str, lines: list[PlotLine]) -> int:
-    """Return how many pixels of a chart's panel have about the colour of a backend."""
+def inked(backends: Sequence[str], lines: list[PlotLine]) -> list[int]:
+    """Return how many pixels of a chart's panel have about the colour of each backend."""
     pixels = np.asarray(Image.open(io.BytesIO(draw(plot_of(lines), TEXT).png)).convert("RGB")) / 255
     panel = pixels[: int(0.8 * len(pixels))]  # without the legend
-    near = np.abs(panel - to_rgb(ink_of(backend).colour)).max(axis=2) < 0.1
-    return int(near.sum())
+    colours = [to_rgb(ink_of(backend).colour) for backend in backends]
+    return [int((np.abs(panel - colour).max(axis=2) < 0.1).sum()) for colour in colours]
 
 
 @pytest.mark.parametrize(("other", "first"), [("batched", True), ("sm", False)])
@@ -95,8 +95,9 @@ def test_auto_and_the_line_below_it_are_both_visible(other: str, first: bool) ->
     y = [10.0, 30.0, 20.0]
     auto, beside = line("auto", [value / 2 for value in y]), line(other, y)
     on = [line("auto", y), beside] if first else [beside, line("auto", y)]
-    for name in ("auto", other):
-        assert inked(name, on) > 0.4 * inked(name, [auto, beside]) > 100, name
+    names = ("auto", other)
+    for name, covered, whole in zip(names, inked(names, on), inked(names, [auto, beside]), strict=True):
+        assert covered > 0.4 * whole > 100, name
 
 
 def plot_of(lines: Sequence[PlotLine], x: PlotAxis | None = None, **more: float) -> LinePlot:
@@ -104,9 +105,13 @@ def plot_of(lines: Sequence[PlotLine], x: PlotAxis | None = None, **more: float)
     return LinePlot(axis, PlotAxis("GB/s"), [PlotPanel("h2d", lines, **more)])  # type: ignore[arg-type]
 
 
+def svg_of(plot: LinePlot) -> str:
+    return draw(plot, TEXT).svg.decode()
+
+
 def ticks_of(plot: LinePlot) -> list[tuple[str, float, float]]:
     """Return the labels of the x axis with their left and right ends, in points, as wide as the font can make them."""
-    svg = draw(plot, TEXT).svg.decode()
+    svg = svg_of(plot)
     axis = svg[svg.index('id="matplotlib.axis_1"') : svg.index('id="matplotlib.axis_2"')]
     texts = re.findall(r'text-anchor: (\w+)[^>]*? x="([\d.]+)"[^>]*>([^<]*)<', axis)[:-1]  # the last is the axis' label
     ticks = []
@@ -124,11 +129,10 @@ def test_sizes_are_labelled_in_kib_and_no_two_labels_touch() -> None:
     assert all(right + 4 <= left for (_, _, right), (_, left, _) in pairwise(ticks))
 
 
-def texts_of(plot: LinePlot) -> dict[str, tuple[float, float]]:
+def texts_of(svg: str) -> dict[str, tuple[float, float]]:
     """Return the texts of a chart with the points at which they are written, from its top left."""
     found = re.findall(
-        r"<text [^>]*?(?:x=\"([\d.]+)\" y=\"([\d.]+)\"|translate\(([\d.]+) ([\d.]+)\))[^>]*>([^<]*)<",
-        draw(plot, TEXT).svg.decode(),
+        r"<text [^>]*?(?:x=\"([\d.]+)\" y=\"([\d.]+)\"|translate\(([\d.]+) ([\d.]+)\))[^>]*>([^<]*)<", svg
     )
     return {text: (float(left or moved), float(top or down)) for left, top, moved, down, text in found}
 
@@ -137,7 +141,9 @@ def test_notes_stand_where_nothing_is_drawn_or_written_or_are_left_out() -> None
     x = [1.0, 2.0, 4.0, *(4.01 + 0.01 * number for number in range(6))]
     one = PlotLine("sm", "sm", x, x, x, x, notes=[f"note {number}" for number in range(len(x))], rings=[2.0])
     beside = replace(one, backend="batched", y=[0.95 * y for y in x], notes=())
-    alone, both = (texts_of(plot_of(lines, PlotAxis("SMs", octaves=True))) for lines in ([one], [one, beside]))
+    alone, both = (
+        texts_of(svg_of(plot_of(lines, PlotAxis("SMs", octaves=True)))) for lines in ([one], [one, beside])
+    )
     assert ["note 1" in alone, *(note in alone for note in one.notes[3:-1])] == [True] + [False] * 5, "a crowd"
     assert both["note 1"][1] < alone["note 1"][1]  # above its point, where the line below it is not
 
@@ -147,9 +153,10 @@ def test_panels_stand_in_rows_with_ratios_from_one_and_a_ceiling_across() -> Non
     one = PlotLine("sm by SM count", "sm", x, y, y, y, notes=("1 SM", "2 SMs", "4 SMs"))
     panels = [PlotPanel(title, [one], x_ceiling=55.3) for title in ("first", "second", "third")]
     axes = PlotAxis("GB/s of the swaps"), PlotAxis("a step takes", zero=False, ratios=True)
-    at = texts_of(plot := LinePlot(*axes, panels, in_a_row=2))
+    svg = svg_of(LinePlot(*axes, panels, in_a_row=2))
+    at = texts_of(svg)
     assert at["first"][1] == at["second"][1] < at["third"][1]
     assert at["first"][0] == at["third"][0] < at["second"][0]
     assert {"1x", "2x", "4x"} <= at.keys()
-    assert draw(plot, TEXT).svg.decode().count(">ceiling 55.3<") == 3
+    assert svg.count(">ceiling 55.3<") == 3
     assert "0.5x" not in at

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from kvbench.analysis.compare import Verdict
-from kvbench.report.build import report_files, report_of
+from kvbench.report.build import report_of
 from kvbench.report.drawing import draw
-from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel
+from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel, Report
 from kvbench.report.numbers import SIGNS, TIMES
 from kvbench.report.page import html_page
-from kvbench.results import Run
 from tests import synthetic
 from tests.reports import HOSTILE, hostile_run, made_run, page_of
 
@@ -56,22 +55,15 @@ class Outline(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def cliff(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells(kib=synthetic.FEW_KIB))]
-    return synthetic.loaded(tmp_path_factory.mktemp("cliff") / "cliff", records)
+def page(cliff_files: dict[str, bytes]) -> str:
+    return cliff_files["report.html"].decode()
 
 
-@pytest.fixture(scope="module")
-def page(cliff: Run) -> str:
-    return report_files([cliff])["report.html"].decode()
-
-
-def test_the_page_has_every_section_with_its_drawing(cliff: Run, page: str) -> None:
-    report = report_of([cliff])
+def test_the_page_has_every_section_with_its_drawing(cliff: Report, page: str) -> None:
     outline = Outline(page)
-    assert len(outline.named("table")) >= len([table for part in report.parts for table in part.tables])
-    assert len(outline.named("svg")) == len(report.charts) > 0
-    assert all(chapter.section.short_title in outline.text for chapter in report.chapters)
+    assert len(outline.named("table")) >= len([table for part in cliff.parts for table in part.tables])
+    assert len(outline.named("svg")) == len(cliff.charts) > 0
+    assert all(chapter.section.short_title in outline.text for chapter in cliff.chapters)
 
 
 def test_the_page_loads_nothing_and_leads_nowhere(page: str) -> None:
@@ -103,22 +95,20 @@ def test_the_content_policy_allows_only_the_pages_script_and_style(page: str) ->
 
 @pytest.fixture(scope="module")
 def harmless(tmp_path_factory: pytest.TempPathFactory) -> Outline:
-    return outline_with("x", tmp_path_factory.mktemp("harmless"))
+    folder = tmp_path_factory.mktemp("harmless")
+    runs = [hostile_run(folder, "x"), hostile_run(folder, "x", "again", more="x more")]
+    return Outline(page_of(report_of(runs)))
 
 
-@pytest.mark.parametrize("bad", HOSTILE)
-def test_strings_from_a_run_stay_text(tmp_path: Path, bad: str, harmless: Outline) -> None:
-    outline = outline_with(bad, tmp_path)
+def test_strings_from_a_run_stay_text(hostile: tuple[str, Report], harmless: Outline) -> None:
+    bad, report = hostile
+    outline = Outline(page_of(report))
     assert outline.shape == harmless.shape
     assert {tag for tag, _ in outline.tags} <= TAGS | SVG_TAGS
     assert not any(name.startswith("on") for _, attributes in outline.tags for name in attributes)
     assert all((attributes.get("href") or "#").startswith("#") for _, attributes in outline.tags)
     if bad.isprintable():
         assert bad.strip() in outline.text.replace("\N{WORD JOINER}", "")
-
-
-def outline_with(text: str, folder: Path) -> Outline:
-    return Outline(page_of(report_of([hostile_run(folder, text)])))
 
 
 @pytest.mark.parametrize("label", [HOSTILE[1], HOSTILE[4], 'x style="}body{display:none" y'])

@@ -1,0 +1,42 @@
+"""Runs and reports that several files of these tests look at: they are made, read and drawn once."""
+
+import msgspec
+import pytest
+
+from kvbench.cells.axes import Direction
+from kvbench.cells.cell import Cell
+from kvbench.report.build import report_files, report_of
+from kvbench.report.model import Report
+from kvbench.results import Run
+from tests import synthetic
+from tests.reports import HOSTILE, hostile_run, made_run
+
+
+@pytest.fixture(scope="session")
+def cliff_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    def path_of(cell: Cell) -> str:
+        batched = cell.backend == "batched" and cell.stream_state == "idle" and cell.direction is Direction.H2D
+        return "CPU inline" if batched and cell.block_bytes <= 24 * 1024 else "copy engine"
+
+    visits = synthetic.rounds(synthetic.cliff_cells((256, 10_000), synthetic.FEW_KIB))
+    on_paths = [msgspec.structs.replace(visit, path=path_of(visit.cell)) for visit in visits]
+    return made_run(tmp_path_factory.mktemp("cliff"), [*synthetic.ceilings(), *on_paths], name="cliff")
+
+
+@pytest.fixture(scope="session")
+def cliff(cliff_run: Run) -> Report:
+    return report_of([cliff_run])
+
+
+@pytest.fixture(scope="session")
+def cliff_files(cliff_run: Run) -> dict[str, bytes]:
+    return report_files([cliff_run])
+
+
+@pytest.fixture(scope="session", params=HOSTILE)
+def hostile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Report]:
+    """A text, and the report of a run that has it wherever it could, and of another of its machine."""
+    text: str = request.param
+    folder = tmp_path_factory.mktemp("hostile")
+    runs = [hostile_run(folder, text), hostile_run(folder, text, "again", more=f"{text} more")]
+    return text, report_of(runs)
