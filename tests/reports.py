@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvbench.report.build import SECTIONS, chapter_of, report_of
+from kvbench.report.build import COMPARISON, SECTIONS, chapter_of, report_of
 from kvbench.report.document import render_page
 from kvbench.report.model import Chapter, DataTable, Part, Report, Strong, Text, plain, spans
 from kvbench.report.page import html_page
@@ -64,22 +64,27 @@ def part_of(report: Report, section: str) -> Part:
     return part
 
 
-def _made(section: str, records: Sequence[Record], info: RunInfo | None) -> Chapter | None:
-    """One section of the report of a run: most of a report's time goes to the others."""
-    by_name = {known.name: known for known in SECTIONS}
-    return chapter_of(by_name[section], views_of([run_of(records, info)]))[0]
+def chapter_in(section: str, runs: Sequence[Run]) -> tuple[Chapter | None, list[str]]:
+    """One section of the report of runs, or why it is not filled: most of a report's time goes to the others."""
+    by_name = {section.name: section for section in (*SECTIONS, COMPARISON)}
+    chapter, reasons = chapter_of(by_name[section], views_of(runs))
+    return chapter, [*reasons]
+
+
+def part_in(section: str, runs: Sequence[Run]) -> Part:
+    chapter, _ = chapter_in(section, runs)
+    assert chapter
+    return chapter.part
 
 
 def made_part(section: str, records: Sequence[Record], info: RunInfo | None = None) -> Part:
-    made = _made(section, records, info)
-    assert made
-    return made.part
+    return part_in(section, [run_of(records, info)])
 
 
 def made_findings(section: str, records: Sequence[Record], info: RunInfo | None = None) -> list[str]:
     """What a section finds in a run, nothing where it is not filled."""
-    made = _made(section, records, info)
-    return lines_of(made.part.findings) if made else []
+    chapter, _ = chapter_in(section, [run_of(records, info)])
+    return lines_of(chapter.part.findings) if chapter else []
 
 
 def sections_of(report: Report) -> list[str]:

@@ -141,9 +141,7 @@ def test_notes_stand_where_nothing_is_drawn_or_written_or_are_left_out() -> None
     x = [1.0, 2.0, 4.0, *(4.01 + 0.01 * number for number in range(6))]
     one = PlotLine("sm", "sm", x, x, x, x, notes=[f"note {number}" for number in range(len(x))], rings=[2.0])
     beside = replace(one, backend="batched", y=[0.95 * y for y in x], notes=())
-    alone, both = (
-        texts_of(svg_of(plot_of(lines, PlotAxis("SMs", octaves=True)))) for lines in ([one], [one, beside])
-    )
+    alone, both = (texts_of(svg_of(plot_of(lines, PlotAxis("SMs", octaves=True)))) for lines in ([one], [one, beside]))
     assert ["note 1" in alone, *(note in alone for note in one.notes[3:-1])] == [True] + [False] * 5, "a crowd"
     assert both["note 1"][1] < alone["note 1"][1]  # above its point, where the line below it is not
 

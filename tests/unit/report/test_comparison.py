@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,13 +16,12 @@ from kvbench.report.numbers import TIMES
 from kvbench.results import Record, Run, RunInfo
 from kvbench.results.between_runs import CardSpread
 from tests import synthetic
-from tests.reports import highlights_of, made_run, part_of, rows_of, sections_of, table_of
+from tests.reports import highlights_of, part_in, part_of, rows_of, run_of, sections_of, table_of
 
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
 
 
 def run(
-    tmp_path: Path,
     name: str,
     cells: Sequence[Cell],
     rate: Callable[[Cell], float] = synthetic.gbps_of,
@@ -33,7 +31,7 @@ def run(
         synthetic.visits(cells, rate, count=7, round_=number + 100 * len(name)) for number in range(6)
     )
     records: list[Record] = [*synthetic.ceilings(), *(visit for visits in seeded for visit in visits)]
-    return made_run(tmp_path, records, info, name)
+    return run_of(records, info, name)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,13 +50,13 @@ def cells() -> list[Cell]:
     return [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "per_block"]
 
 
-def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cell]) -> None:
+def test_slower_cells_come_first_in_a_comparison(cells: list[Cell]) -> None:
     times = {"1 KiB": 1.25, "2 KiB": 1.25, "4 KiB": 1.6}  # as long
 
     def slower_small_blocks(cell: Cell) -> float:
         return synthetic.gbps_of(cell) / times.get(size_text(cell.block_bytes), 1.0)
 
-    report = report_of([run(tmp_path, "before", cells), run(tmp_path, "afterwards", cells, slower_small_blocks)])
+    report = report_of([run("before", cells), run("afterwards", cells, slower_small_blocks)])
     rows = [list(map(plain, row)) for row in table_of(part_of(report, "comparison"), "Cell by cell").rows]
     slow = [row[4] in times for row in rows]
     assert slow == sorted(slow, reverse=True)
@@ -75,25 +73,23 @@ def test_slower_cells_come_first_in_a_comparison(tmp_path: Path, cells: list[Cel
 @pytest.mark.parametrize(
     ("paths", "verdict"), [(("CPU inline",) * 2, "same"), (("CPU inline", "copy engine"), "slower")]
 )
-def test_two_runs_differ_by_more_where_the_cpu_copied_in_both(
-    tmp_path: Path, paths: Sequence[str], verdict: str
-) -> None:
+def test_two_runs_differ_by_more_where_the_cpu_copied_in_both(paths: Sequence[str], verdict: str) -> None:
     cells = [Cell("per_block", Direction.H2D, 256, 16 << 10)]
     runs = []
     for name, path, gbps in zip(("a", "bb"), paths, (50.0, 42.0), strict=True):
         visits = [
             msgspec.structs.replace(visit, path=path) for visit in synthetic.rounds(cells, lambda _, rate=gbps: rate)
         ]
-        runs.append(made_run(tmp_path, [*synthetic.ceilings(), *visits], None, name))
-    (row,) = table_of(part_of(report_of(runs), "comparison"), "Cell by cell").rows
+        runs.append(run_of([*synthetic.ceilings(), *visits], None, name))
+    (row,) = table_of(part_in("comparison", runs), "Cell by cell").rows
     assert plain(row[-1]) == verdict
 
 
-def test_a_comparison_of_two_drivers_names_their_differences(tmp_path: Path, cells: list[Cell]) -> None:
+def test_a_comparison_of_two_drivers_names_their_differences(cells: list[Cell]) -> None:
     other = synthetic.info(identity={"gpu_name": "Synthetic H200", "driver_version": "600.1"}, identity_hash="f")
-    runs = [run(tmp_path, "a", cells), run(tmp_path, "bb", cells, info=other)]
-    differing = rows_of(table_of(part_of(report_of(runs), "comparison"), "Differences of identity"))
+    runs = [run("a", cells), run("bb", cells, info=other)]
+    differing = rows_of(table_of(part_in("comparison", runs), "Differences of identity"))
     assert differing["driver_version"] == ['"580.159"', '"600.1"']
     assert "device" not in differing
     assert differing["cuda_driver_api"] == ['"13.0"', "not recorded"]
-    assert "comparison" not in sections_of(report_of([*runs, run(tmp_path, "third", cells)]))
+    assert "comparison" not in sections_of(report_of([*runs, run("third", cells)]))

@@ -26,7 +26,7 @@ from kvbench.report.model import Report
 from kvbench.results import Note, Record, Run, Visit
 from tests import synthetic
 from tests.command import output
-from tests.reports import is_bold, lines_of, made_run, part_of, sections_of
+from tests.reports import is_bold, lines_of, made_run, part_in, sections_of
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
@@ -215,7 +215,7 @@ def test_with_few_visits_no_table_marks_a_winner(few_visits: Report) -> None:
 
 
 def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(runs: list[Run]) -> None:
-    _, by_state, *_ = part_of(report_of(runs[:1]), "answer").tables
+    _, by_state, *_ = part_in("answer", runs[:1]).tables
     for lines in (lines_of(by_state.notes), output("show", runs[0].path).splitlines()):
         text = " ".join(" ".join(lines).split())
         assert "43 of 43 shapes undecided, each taken alone (fewer than 6 visits decide nothing)" in text

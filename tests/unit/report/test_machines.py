@@ -1,7 +1,6 @@
 """Machines side by side: the cells that all have, and what only one has."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from kvbench.cells.axes import Direction, Neighbour
 from kvbench.cells.cell import Cell
@@ -13,17 +12,17 @@ from kvbench.report.sections.machines import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run
 from tests import synthetic
-from tests.reports import lines_of, made_run, part_of, rows_of, sections_of
+from tests.reports import lines_of, part_in, rows_of, run_of, sections_of
 
 SWAPS = ((64, 4096), (10_000, 4096), (10_000, 65_536))
 
 
-def run(folder: Path, title: str, gbps: float, *more: str, swaps: Sequence[tuple[int, int]] = SWAPS) -> Run:
+def run(title: str, gbps: float, *more: str, swaps: Sequence[tuple[int, int]] = SWAPS) -> Run:
     cells = [Cell(name, Direction.H2D, *swap) for swap in swaps for name in ("batched", *more)]
     cells += [Cell("sm", Direction.H2D, *swap, sms=4) for swap in swaps]
     rates = {"sm": gbps, "mine": 60.0}
     made = synthetic.rounds(cells, lambda cell: rates.get(cell.backend, 5.0), noise=0.001)
-    return made_run(folder, [*synthetic.ceilings(), *made], synthetic.info(title), title.replace(" ", "-"))
+    return run_of([*synthetic.ceilings(), *made], synthetic.info(title), title.replace(" ", "-"))
 
 
 def rows_side_by_side(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -33,8 +32,8 @@ def rows_side_by_side(runs: Sequence[Run]) -> dict[str, list[str]]:
     return {name.replace(TIMES, "x"): texts for name, texts in rows_of(table).items()}
 
 
-def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> None:
-    runs = [run(tmp_path, "NVIDIA H100", 40.0, swaps=SWAPS[1:]), run(tmp_path, "NVIDIA H200", 50.0, "merged")]
+def test_a_machine_is_a_column_with_the_swaps_that_all_have() -> None:
+    runs = [run("NVIDIA H100", 40.0, swaps=SWAPS[1:]), run("NVIDIA H200", 50.0, "merged")]
     rows = rows_side_by_side(runs)
     assert rows["h2d 10 000 x 4 KiB, GB/s: batched"] == ["5.00", "5.00"]
     assert [text.split(":")[0] for text in rows["h2d 10 000 x 4 KiB, GB/s: best"]] == ["40.0", "50.0"]
@@ -42,30 +41,30 @@ def test_a_machine_is_a_column_with_the_swaps_that_all_have(tmp_path: Path) -> N
     assert rows["Recommended, h2d alone"] == ["sm (4 SMs)", "sm (4 SMs)"]
 
 
-def test_the_first_page_has_a_column_with_the_answer_of_each_machine(tmp_path: Path) -> None:
+def test_the_first_page_has_a_column_with_the_answer_of_each_machine() -> None:
     """Beside a step too, where that was measured: an answer is that of one machine."""
     decode = Cell("sm", Direction.D2H, 4096, 16_384, sms=2, neighbour=Neighbour.DECODE)
     open_cells = [Cell(name, Direction.H2D, 64, 4096) for name in ("batched", "per_block")]
-    beside = made_run(tmp_path, synthetic.beside(decode, 1.25, 40.0), synthetic.info("NVIDIA H200"), "beside")
-    runs = [run(tmp_path, "NVIDIA H100", 40.0), run(tmp_path, "NVIDIA H200", 50.0), beside]
-    (table,) = part_of(report_of(runs), "answer").tables
+    beside = run_of(synthetic.beside(decode, 1.25, 40.0), synthetic.info("NVIDIA H200"), "beside")
+    runs = [run("NVIDIA H100", 40.0), run("NVIDIA H200", 50.0), beside]
+    (table,) = part_in("answer", runs).tables
     assert lines_of(table.header) == ["Swap", "H100", "H200"]
     assert rows_of(table) == {
         "h2d alone": ["sm (4 SMs), 40 GB/s", "sm (4 SMs), 50 GB/s"],
         "d2h beside decode": [ABSENT, "sm (2 SMs), 40 GB/s, 1.25x"],
     }
-    few = [made_run(tmp_path / card, synthetic.visits(open_cells), synthetic.info(card)) for card in "CD"]
-    assert all(texts[0].startswith("? ") for texts in rows_of(part_of(report_of(few), "answer").tables[0]).values())
+    few = [run_of(synthetic.visits(open_cells), synthetic.info(card)) for card in "CD"]
+    assert all(texts[0].startswith("? ") for texts in rows_of(part_in("answer", few).tables[0]).values())
     assert lines_of(table.notes)[:2] == ["H100: 10000 blocks of 4 KiB", "H200: 4096 to 10000 blocks of 4 KiB to 16 KiB"]
-    unanswered = made_run(tmp_path, synthetic.visits(open_cells[:1]), synthetic.info("NVIDIA T4"), "batched-alone")
-    (table,) = part_of(report_of([*runs, unanswered]), "answer").tables
+    unanswered = run_of(synthetic.visits(open_cells[:1]), synthetic.info("NVIDIA T4"), "batched-alone")
+    (table,) = part_in("answer", [*runs, unanswered]).tables
     assert rows_of(table)["h2d alone"][2] == ABSENT
-    alike = [made_run(tmp_path / card, synthetic.beside(decode, 1.25, 40.0), synthetic.info(card)) for card in "AB"]
+    alike = [run_of(synthetic.beside(decode, 1.25, 40.0), synthetic.info(card)) for card in "AB"]
     assert [view.label for view in views_of(alike)] == ["A-run", "B-run"]
 
 
-def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) -> None:
-    runs = [run(tmp_path, f"NVIDIA {card}", 5.0, "mine") for card in ("H100", "H200")]
+def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own() -> None:
+    runs = [run(f"NVIDIA {card}", 5.0, "mine") for card in ("H100", "H200")]
     for one in runs:
         one.info.backends.append(BackendFacts("mine", "", frozenset(), package="mine==1.0", plug_in=True))
     rows = rows_side_by_side(runs)
@@ -74,7 +73,7 @@ def test_a_plug_in_is_marked_and_never_best_beside_kvbenchs_own(tmp_path: Path) 
     assert rows["Recommended, h2d alone"] == ["mine (plug-in)"] * 2
 
 
-def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast(tmp_path: Path) -> None:
+def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast() -> None:
     swap = (64, 4096)
     cells = [Cell("batched", Direction.D2H, *swap)]
     cells += [Cell("sm", Direction.D2H, *swap, sms=sms) for sms in (2, 4, 8, 16)]
@@ -86,13 +85,13 @@ def test_the_best_is_of_all_sm_counts_and_takes_the_fewest_of_those_as_fast(tmp_
         ("H200", {2: 9.0, 4: 20.0, 8: 41.0, 16: 41.1}),
     ):
         made = synthetic.rounds(cells, lambda cell, rates=rates: rates.get(cell.sms or 0, 5.0), noise=0.001)
-        runs.append(made_run(tmp_path, [*synthetic.ceilings(), *made], synthetic.info(card), card))
+        runs.append(run_of([*synthetic.ceilings(), *made], synthetic.info(card), card))
     (best,) = (texts for name, texts in rows_side_by_side(runs).items() if name.endswith("best"))
     assert [text.partition(": ")[2] for text in best] == ["sm (16 SMs)", "sm (8 SMs)"]
 
 
-def test_a_report_of_several_machines_names_them_everywhere_and_compares_no_runs(tmp_path: Path) -> None:
-    report = report_of([run(tmp_path, "NVIDIA H100", 40.0), run(tmp_path / "other", "NVIDIA H200", 50.0)])
+def test_a_report_of_several_machines_names_them_everywhere_and_compares_no_runs() -> None:
+    report = report_of([run("NVIDIA H100", 40.0), run("NVIDIA H200", 50.0)])
     assert "machines" in sections_of(report)
     assert "comparison" not in sections_of(report)
     assert all(card in lines_of(report.headline)[0] for card in ("H100", "H200"))
@@ -103,24 +102,24 @@ def test_a_report_of_several_machines_names_them_everywhere_and_compares_no_runs
     assert all(line in chat for line in lines_of(report.headline))
 
 
-def test_an_engine_stands_beside_another_machine_as_it_is_shipped_alone(tmp_path: Path) -> None:
+def test_an_engine_stands_beside_another_machine_as_it_is_shipped_alone() -> None:
     """A ladder of SM counts of its kernel has cells that are not what the engine does."""
-    shipped = run(tmp_path / "shipped", "NVIDIA H100", 40.0, "vllm_triton")
-    alone = run(tmp_path / "alone", "NVIDIA H200", 50.0)
+    shipped = run("NVIDIA H100", 40.0, "vllm_triton")
+    alone = run("NVIDIA H200", 50.0)
     cells = [Cell(name, Direction.H2D, *SWAPS[0], sms=4) for name in ("vllm_triton", "sm")]
-    ladder = made_run(tmp_path, synthetic.rounds(cells, lambda _: 4.0), synthetic.info("NVIDIA H200"))
+    ladder = run_of(synthetic.rounds(cells, lambda _: 4.0), synthetic.info("NVIDIA H200"))
     for made in (shipped, ladder):
         made.info.backends.append(BackendFacts("vllm_triton", "", frozenset(), package="vllm==1.0"))
     rows = rows_side_by_side([shipped, alone, ladder])
     assert [text == ABSENT for text in rows["h2d 64 x 4 KiB, us: vllm_triton"]] == [False, True]
 
 
-def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods(tmp_path: Path) -> None:
-    fuller = run(tmp_path, "NVIDIA H100", 40.0, "merged")
-    foreign = run(tmp_path / "foreign", "NVIDIA H100", 30.0, "mine", "yours")
+def test_the_run_that_a_machine_is_shown_by_has_most_of_kvbenchs_own_methods() -> None:
+    fuller = run("NVIDIA H100", 40.0, "merged")
+    foreign = run("NVIDIA H100", 30.0, "mine", "yours")
     names = ("mine", "yours")
     foreign.info.backends.extend(BackendFacts(name, "", frozenset(), package=f"{name}==1.0") for name in names)
-    runs = [fuller, foreign, run(tmp_path, "NVIDIA H200", 50.0)]
+    runs = [fuller, foreign, run("NVIDIA H200", 50.0)]
     rows = rows_side_by_side(runs)
     best = next(texts for name, texts in rows.items() if ", GB/s: best" in name)
     assert [text.partition(":")[0] for text in best] == ["40.0", "50.0"]

@@ -23,15 +23,26 @@ from kvbench.report import markdown
 from kvbench.report.build import SECTIONS, report_files, report_of
 from kvbench.report.document import FOLD, asked_for, render_details, render_report, snippet, table_text
 from kvbench.report.drawing import draw
-from kvbench.report.model import Chapter, Report, plain
+from kvbench.report.model import Report, plain
 from kvbench.report.numbers import TIMES
 from kvbench.report.whole_runs import warnings_of
-from kvbench.results import Record, Run, Visit, load_run
+from kvbench.results import Record, Run, Visit
 from kvbench.results.schema import Disturbance
 from tests import synthetic
 from tests.command import refused
 from tests.markdown import anchors, tokens
-from tests.reports import lines_of, made_report, made_run, part_of, rows_of, run_of, sections_of
+from tests.reports import (
+    chapter_in,
+    lines_of,
+    made_part,
+    made_report,
+    made_run,
+    part_in,
+    part_of,
+    rows_of,
+    run_of,
+    sections_of,
+)
 
 
 def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, cliff_files: dict[str, bytes]) -> None:
@@ -64,7 +75,7 @@ def test_snippets_are_listed_and_one_that_is_not_there_is_refused(cliff: Report)
         snippet(cliff, "no such table")
     with pytest.raises(UsageError, match=r"no table in .*kvbench sweep .* quick, order, models, .*beside"):
         snippet(made_report([]), "list")
-    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256,), synthetic.FEW_KIB))]
+    records = [*synthetic.ceilings(), *synthetic.rounds(synthetic.cliff_cells((256,), (24, 28)))]
     for name, same in (("engine", ""), ("threshold", "threshold:Idle")):  # of a run's config, with a section or without
         of_config = made_report(records, synthetic.info(spec={"name": name}))
         assert snippet(of_config, name) == snippet(of_config, same)
@@ -79,7 +90,7 @@ def test_stream_states_are_not_mixed() -> None:
     """A kernel measured on an idle stream alone says nothing about a busy one, where another clock counts."""
     every = synthetic.cliff_cells(kib=synthetic.FEW_KIB)
     idle = [cell for cell in every if cell.backend == "batched" or cell.stream_state == "idle"]
-    titles = [table.title for table in part_of(made_report(synthetic.rounds(idle)), "threshold").tables]
+    titles = [table.title for table in made_part("threshold", synthetic.rounds(idle)).tables]
     assert titles
     assert all(title.startswith("Idle, N = ") for title in titles)
 
@@ -172,27 +183,27 @@ def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     assert set(pd.read_csv(run.write_summary())["device"]) == {"cpu (host copies, no GPU)"}
 
 
-def test_a_section_shows_the_run_with_most_visits_then_that_of_its_config_and_names_the_others(tmp_path: Path) -> None:
-    def chapter_of(*runs: Path) -> Chapter:
-        return next(one for one in report_of([*map(load_run, runs)]).chapters if one.section.name == "order")
+def test_a_section_shows_the_run_with_most_visits_then_that_of_its_config_and_names_the_others() -> None:
+    def labels_of(*runs: Run) -> list[str]:
+        chapter, _ = chapter_in("order", runs)
+        assert chapter
+        return [view.label for view in (chapter.view, *chapter.others)]
 
     cells = [cell for cell in synthetic.order_cells() if cell.block_bytes == 4096]
-    once = [synthetic.write_run(tmp_path / name, synthetic.visits(cells)) for name in ("a", "b", "c")]
-    most = synthetic.write_run(tmp_path / "most", synthetic.rounds(cells), synthetic.info(spec={"name": "order"}))
-    larger = synthetic.write_run(tmp_path / "larger", synthetic.rounds(synthetic.order_cells()))
-    chapter = chapter_of(*once[:2], most, once[2])
-    assert [view.label for view in (chapter.view, *chapter.others)] == ["most", "a", "b", "c"]
-    assert chapter_of(most, larger).view.label == "most"
+    once = [run_of(synthetic.visits(cells), name=name) for name in ("a", "b", "c")]
+    most = run_of(synthetic.rounds(cells), synthetic.info(spec={"name": "order"}), "most")
+    larger = run_of(synthetic.rounds(synthetic.order_cells()), name="larger")
+    assert labels_of(*once[:2], most, once[2]) == ["most", "a", "b", "c"]
+    assert labels_of(most, larger)[0] == "most"
 
 
-def test_the_sm_ladder_is_that_of_many_blocks(tmp_path: Path) -> None:
+def test_the_sm_ladder_is_that_of_many_blocks() -> None:
     def ladder(*blocks: int, sizes: range) -> list[Record]:
         shapes = product(blocks, sizes, (2, 4, 8))
         return [*synthetic.rounds(Cell("sm", Direction.D2H, n, kib << 10, sms=k) for n, kib, k in shapes)]
 
-    few = made_run(tmp_path, ladder(16, 128, 1024, 4096, sizes=range(4, 9)), name="few")
-    report = report_of([few, made_run(tmp_path, ladder(5_000, 50_000, sizes=range(4, 5)), name="many")])
-    part = part_of(report, "sm-ladder")
+    few = run_of(ladder(16, 128, 1024, 4096, sizes=range(4, 9)), name="few")
+    part = part_in("sm-ladder", [few, run_of(ladder(5_000, 50_000, sizes=range(4, 5)), name="many")])
     assert lines_of(part.findings) == ["sm, idle stream: 2 SMs are enough, the fewest measured."]
     (table,) = part.tables
     assert plain(table.title).endswith("N = 5 000 to 50 000")
@@ -311,22 +322,21 @@ def test_a_plug_in_is_marked_wherever_it_is_named() -> None:
     assert "mine-copies==1.0" in explained
 
 
-def test_the_first_page_names_the_host_and_says_which_runs_are_of_another(tmp_path: Path) -> None:
+def test_the_first_page_names_the_host_and_says_which_runs_are_of_another() -> None:
     def host(cpus: int) -> dict[str, object]:
         identity = {"gpu_name": "Synthetic H200", "cpu_model": "Xeon", "logical_cpus": cpus, "hypervisor": True}
         return {"identity": {**identity, "numa_nodes": 2, "gpu_numa_node": 1, "cuda_driver_api": "13.0"}}
 
     visits = synthetic.rounds([Cell("batched", Direction.H2D, 64, 4096)])
     runs = [
-        made_run(tmp_path, visits, synthetic.info(**host(cpus)), name)
-        for name, cpus in (("one", 16), ("two", 16), ("other", 32))
+        run_of(visits, synthetic.info(**host(cpus)), name) for name, cpus in (("one", 16), ("two", 16), ("other", 32))
     ]
     head = " ".join(lines_of(report_of(runs).headline))
     assert "Host: Xeon, 16 CPUs, virtual machine, 2 NUMA nodes, GPU near 1, CUDA 13.0 (not other)" in head
-    assert "Host" not in " ".join(lines_of(report_of([made_run(tmp_path, visits, name="old")]).headline))
+    assert "Host" not in " ".join(lines_of(report_of([run_of(visits, name="old")]).headline))
 
 
-def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_disturbed(tmp_path: Path) -> None:
+def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_disturbed() -> None:
     cells = [Cell("batched", Direction.H2D, blocks, 4096) for blocks in range(1, 11)]
 
     def visits(slower: float, disturbed: int) -> list[Visit]:
@@ -335,10 +345,10 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
         return [*slow, *made[disturbed:]]
 
     runs = [
-        made_run(tmp_path, visits(*of_run), synthetic.info(created=f"2026-11-2{name}"), name)
+        run_of(visits(*of_run), synthetic.info(created=f"2026-11-2{name}"), name)
         for name, of_run in (("1", (1.0, 6)), ("2", (1.5, 30)))
     ]
-    devices = [made_run(tmp_path, visits(slower, 0), name=name) for name, slower in (("cpu-0", 1.0), ("cpu-1", 9.0))]
+    devices = [run_of(visits(slower, 0), name=name) for name, slower in (("cpu-0", 1.0), ("cpu-1", 9.0))]
     assert "Starts differ" not in " ".join(lines_of(report_of(devices).headline))
     head = lines_of(report_of(runs).headline)
     assert "Starts differ: a tenth of 10 cells in several runs by 1.5x or more, at worst 1.5x" in head
@@ -346,16 +356,16 @@ def test_the_first_page_says_how_far_starts_differ_and_how_many_visits_were_dist
     halves = [one for one in visits(1.0, 0) if one.round < 3 and one.cell.blocks >= 9]
     longer = [one for one in visits(1.5, 0) if one.round >= 3 and one.cell.blocks >= 9]
     slow = [msgspec.structs.replace(one, disturbed=[Disturbance.SLOW_CPU]) for one in longer]
-    half = report_of([made_run(tmp_path, [*halves, *slow], name="half")])
+    half = report_of([run_of([*halves, *slow], name="half")])
     assert "50% of visits disturbed: calls ? +50%, swaps ? +50%" in lines_of(half.headline), "two cells"
-    quiet = lines_of(report_of([made_run(tmp_path, visits(1.0, 0), name="quiet")]).headline)
+    quiet = lines_of(report_of([run_of(visits(1.0, 0), name="quiet")]).headline)
     assert not [line for line in quiet if "Starts" in line or "disturbed" in line]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_the_first_page_says_how_many_wide_intervals_are_of_visits_that_differ(tmp_path: Path, noise: float) -> None:
+def test_the_first_page_says_how_many_wide_intervals_are_of_visits_that_differ(noise: float) -> None:
     """As where a process has one of two speeds: more samples a visit would not make the interval narrower."""
     cells = [Cell("batched", Direction.H2D, blocks, 4096) for blocks in (1, 2, 3)]
     visits = synthetic.timed(cells, lambda cell, number: 100.0 * (1 + (number % 2) * (cell.blocks > 1)), noise, 30)
-    lines = [line for line in lines_of(report_of([made_run(tmp_path, visits)]).headline) if "wide" in line]
+    lines = [line for line in lines_of(report_of([run_of(visits)]).headline) if "wide" in line]
     assert lines == ([] if noise else ["2 of 2 wide intervals: visits differ, samples agree"])

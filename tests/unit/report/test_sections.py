@@ -28,11 +28,13 @@ from kvbench.results import Beside, Run, RunInfo, Visit
 from kvbench.sweep.spec import shipped_configs
 from tests import reports, synthetic
 from tests.reports import (
+    chapter_in,
     highlights_of,
     lines_of,
     made_findings,
     made_part,
     made_report,
+    part_in,
     part_of,
     rows_of,
     run_of,
@@ -427,11 +429,9 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case)
 @pytest.mark.parametrize("case", [case for case in CASES if case.too_little], ids=lambda case: case.section)
 def test_without_an_arm_the_report_says_what_the_section_needs(case: Case) -> None:
     few = [visit for visit in case.visits if case.too_little and case.too_little(visit.cell)]
-    report = made_report(few, case.info)
-    assert case.section not in sections_of(report)
-    # of the tables that a card has
-    lacking = {section.name for section in report.missing}
-    assert (case.section in lacking) == (case.section in ("order", "queue", "threshold", "sm-ladder"))
+    chapter, reasons = chapter_in(case.section, [run_of(few, case.info)])
+    assert chapter is None
+    assert [reason.partition(" ")[0] for reason in reasons] == ["it"]
 
 
 # Figures of one section alone
@@ -609,13 +609,12 @@ def test_a_swap_that_was_only_measured_at_once_has_no_line() -> None:
     cells = [one, replace(one, devices=2), replace(other, devices=2)]
     (table,) = made_part("devices", of(cells, lambda cell: 50.0 / cell.devices)).tables
     assert [lines_of(row[-3:]) for row in table.rows] == [["50.0", "25.0", f"{TIMES}2.00"]]
-    assert "devices" not in sections_of(made_report(of(cells[1:], lambda _: 25.0)))
+    assert chapter_in("devices", [run_of(of(cells[1:], lambda _: 25.0))])[0] is None
 
 
 def test_two_short_ladders_of_gathers_are_not_one() -> None:
     short = [replace(GATHER, blocks=rows, sms=sms) for rows, sms in ((1, 1), (64, 1), (2048, 4), (9000, 4))]
-    report = made_report(of(short, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell)))
-    assert "gather" not in {chapter.section.name for chapter in report.chapters}
+    assert chapter_in("gather", [run_of(of(short, lambda cell: cell.swap_bytes / 1e3 / gather_us(cell)))])[0] is None
 
 
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample() -> None:
@@ -654,11 +653,10 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
         for number, slower in enumerate(ratios)
         for cell, ratio in ((base, 1.0), (other, slower))
     ]
-    report = made_report(visits)
-    table = part_of(report, "order").tables[0]
+    part = made_part("order", visits)
+    table, sentence = part.tables[0], lines_of(part.findings)
     assert plain(table.rows[0][5]) == order
-    sentence = highlights_of(report, "order")
-    whole = part_of(report, "streams").tables[0]
+    whole = made_part("streams", visits).tables[0]
     (ratio,) = [plain(row[list(whole.header).index("Opened / gated")]) for row in whole.rows]
     assert ratio.replace(TIMES, "x") == states
     meanings = {"=": "the same within 2%", "?": "undecided"}
@@ -777,7 +775,7 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
         run_of([*synthetic.roofs(us, 300.0, pool_bytes=pool * GIB), *visits], name=name)
         for name, us, pool in (("far", 1000.0, 16), ("again", 1120.0, 16), ("near", 310.0, 1))
     ]
-    part = part_of(report_of(runs), "limits")
+    part = part_in("limits", runs)
     rows = [lines_of(row) for row in part.tables[0].rows]
     assert rows == [
         ["h2d", "16 GiB", "2", "50.0", "25.0 to 28.0", "93.3", "1.74 to 1.95"],
@@ -786,10 +784,9 @@ def test_the_translation_limit_has_a_row_for_each_pool_and_a_finding_where_scatt
     finding = "h2d, all SMs: 25.0 to 28.0 M blocks a second of 512 B scattered over 16 GiB, 93.3 M dense."
     assert lines_of(part.findings) == [finding]
     assert [plain(text) for text in report_of(runs).leads] == [finding]
-    (near,) = [part_of(report_of(runs[2:]), "limits")]
-    assert lines_of(near.findings) == []
+    assert lines_of(part_in("limits", runs[2:]).findings) == []
     level = run_of([*synthetic.roofs(310.0, 300.0, pool_bytes=16 * GIB), *visits], name="level")
-    assert lines_of(part_of(report_of([runs[0], level]), "limits").findings) == [], "one run was not limited"
+    assert lines_of(part_in("limits", [runs[0], level]).findings) == [], "one run was not limited"
 
 
 def test_a_short_run_that_fills_no_section_shows_the_cells_that_were_not_skipped() -> None:
@@ -860,8 +857,8 @@ def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone() -> None:
     ],
 )
 def test_the_report_says_why_a_run_has_no_table_of_models(models: object, reason: str) -> None:
-    report = made_report(of(cells_of(swaps_of("llama-3-8b")), rate_of), about(models))
-    assert any(reason in line for line in lines_of([*report.missing.values()]))
+    (missing,) = chapter_in("models", [run_of(of(cells_of(swaps_of("llama-3-8b")), rate_of), about(models))])[1]
+    assert missing.startswith(reason)
 
 
 def test_the_first_page_says_when_no_backend_certainly_hides_the_loads() -> None:
@@ -1071,7 +1068,7 @@ def test_steps_beside_swaps_of_several_devices_have_tables_of_their_own() -> Non
     assert not of_both.notes, "the caption names the command of both devices"
     (chart,) = [chart for chart in report.charts if chart.stem.startswith("beside")]
     assert [line.label for panel in chart.plot.panels for line in panel.lines] == ["sm by SM count"]
-    of_several = reports.part_of(report_of(on_devices(*visits)), "beside").tables
+    of_several = part_in("beside", on_devices(*visits)).tables
     assert [row[1] for row in of_several[0].rows] == methods, "without one device alone, these are the first table"
 
 
@@ -1130,7 +1127,7 @@ def test_the_tail_of_a_step_is_that_of_the_run_with_most_iterations() -> None:
         run_of(visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
         for name, visits in (("beside", short), ("tail", longer))
     ]
-    table = table_of(part_of(report_of(runs), "beside"), "prefill, d2h")
+    table = table_of(part_in("beside", runs), "prefill, d2h")
     rows = {line[0]: line for line in (lines_of(row) for row in table.rows)}
     gbps, p99 = lines_of(table.header).index("GB/s"), lines_of(table.header).index("p99, us")
     assert [rows[f"sm ({sms})"][p99].split(" → ")[1] for sms in ("1 SM", "2 SMs")] == [ABSENT, "900"]
@@ -1145,7 +1142,7 @@ def test_engines_of_another_run_stand_beside_the_run_of_most_methods() -> None:
         run_of(visits, synthetic.info(spec={"name": name}, command=["kvbench", "sweep", name]))
         for name, visits in (("beside", LADDER), ("beside-engines", of_engines))
     ]
-    part = part_of(report_of(runs), "beside")
+    part = part_in("beside", runs)
     for table in part.tables:
         (other,) = [line for line in lines_of(table.notes) if "kvbench sweep" in line]
         assert other.startswith("vllm_triton: kvbench sweep beside-engines")
@@ -1163,7 +1160,7 @@ def test_engines_of_another_run_stand_beside_the_run_of_most_methods() -> None:
 def test_a_visit_without_a_whole_iteration_has_no_slowdown(turns: Beside) -> None:
     run = run_of([msgspec.structs.replace(one, beside=turns) for one in synthetic.beside(SM, 1.0, 20.0)])
     assert run.table["neighbour_slowdown"].isna().all()
-    assert "beside" not in sections_of(report_of([run]))
+    assert chapter_in("beside", [run])[0] is None
 
 
 # Replays and engines
@@ -1233,7 +1230,7 @@ def test_every_run_of_the_machine_shows_its_engines() -> None:
         run_of(paged, synthetic.info(backends=[LMCACHE]), "second"),
         run_of(by_engine("batched", 64, 9.0), name="third"),
     ]
-    part = part_of(report_of(runs), "engines")
+    part = part_in("engines", runs)
     titles = [plain(table.title) for table in part.tables]
     assert titles == ["first: vllm==0.33.0, h2d, idle stream", "second: lmcache==0.5.3, h2d, idle stream"]
     row = lines_of(part.tables[1].rows[0])
