@@ -60,6 +60,13 @@ def copied(cells: pd.DataFrame) -> pd.DataFrame:
     return measured(cells[~cells["backend"].isin(FLOORS)])
 
 
+def ladders(cells: pd.DataFrame, axis: str, least: int, *alike: str) -> pd.DataFrame:
+    """The rows of which those that are equal on the axes `alike` have figures at `least` values of an axis or more."""
+    has_figures = np.array([is_measured(outcome) for outcome in outcomes_in(cells)], dtype=bool)
+    values = cells.assign(value=cells[axis].where(has_figures)).groupby(list(alike), dropna=False)["value"]
+    return cells[(values.transform("nunique") >= least).to_numpy(bool)]
+
+
 def grid_of(cells: pd.DataFrame, index: str | Sequence[str], columns: str | Sequence[str]) -> pd.DataFrame:
     """The outcomes by axes down and across, None where there is no cell; of several in one place, the first measured.
 

@@ -8,7 +8,7 @@ import numpy as np
 from kvbench.analysis.curves import knee
 from kvbench.analysis.margins import KNEE
 from kvbench.cells.axes import ListPlace
-from kvbench.report.cells import measured, rows_with
+from kvbench.report.cells import ladders, rows_with
 from kvbench.report.model import Text
 from kvbench.report.numbers import bytes_size, count, figure, noun, with_interval
 from kvbench.report.sections.contrast import BLOCKS, Contrast, ContrastSide, Figure, Key, Line, backend, size
@@ -23,8 +23,7 @@ _MIN_ROWS: Final = 3  # a line fits any two
 
 def _gathers(view: View) -> Pinned | None:
     cells = rows_with(view.cells, stream_state="idle", list=ListPlace.GPU.value)
-    ladders = measured(cells).groupby(["backend", "direction", "block_bytes", "sms"], dropna=False)["blocks"]
-    if not ladders.nunique().max() >= _MIN_ROWS:  # NaN without any
+    if ladders(cells, "blocks", _MIN_ROWS, "backend", "direction", "block_bytes", "sms").empty:
         return None
     return view.pin(cells, free=("sms", "list"))
 

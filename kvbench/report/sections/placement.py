@@ -12,7 +12,7 @@ from kvbench.analysis.compare import Comparison, Verdict
 from kvbench.cells.axes import Neighbour, Reuse, slots_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, method_label
-from kvbench.report.cells import copied, measured, outcomes_in, rows_with, selected
+from kvbench.report.cells import copied, ladders, measured, outcomes_in, rows_with, selected
 from kvbench.report.model import DataTable, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections import contrast
@@ -86,13 +86,11 @@ def _extent(cell: Cell) -> int | None:
     return cell.pattern.run if cell.pattern.kind in ("runs", "shuffled") else None
 
 
-def _in_runs(view: View) -> Pinned | None:
+def _in_runs(view: View) -> Pinned:
     idle = rows_with(view.cells, stream_state="idle")
     pinned = view.pin(selected(idle, lambda outcome: _extent(outcome.cell)), free=("pattern",))
-    cells = measured(pinned.cells)
-    lengths = cells.groupby(["backend", "direction", "block_bytes", "blocks"])["pattern"].transform("nunique")
-    several = cells[lengths >= MIN_LENGTHS]
-    return Pinned(several, pinned.hidden) if len(several) else None
+    several = ladders(measured(pinned.cells), "pattern", MIN_LENGTHS, "backend", "direction", "block_bytes", "blocks")
+    return Pinned(several, pinned.hidden)
 
 
 _EXTENT: Final = Key("Extent", _extent, lambda outcome: count(_extent(outcome.cell) or 0))
@@ -186,9 +184,8 @@ def _loss_findings(lines: Iterable[DeviceLine]) -> Iterable[Text]:
         )
 
 
-def _with_opposite(view: View) -> Pinned | None:
-    cells = selected(view.cells, lambda outcome: outcome.opposite)
-    return Pinned(cells, view.pinned.hidden) if len(cells) else None
+def _with_opposite(view: View) -> Pinned:
+    return Pinned(selected(view.cells, lambda outcome: outcome.opposite), view.pinned.hidden)
 
 
 def _opposite_rate(column: str) -> Callable[[Outcome], Text]:

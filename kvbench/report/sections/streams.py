@@ -17,7 +17,7 @@ from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, EMPTY, FLOORS, PER_BLOCK
 from kvbench.cells.units import two_digits
 from kvbench.ground.text import a_stream
-from kvbench.report.cells import copied, measured, outcomes_in, rows_with, selected
+from kvbench.report.cells import copied, ladders, measured, outcomes_in, rows_with, selected
 from kvbench.report.model import Text
 from kvbench.report.numbers import TIMES, count, figure, noun, slower_text, with_interval
 from kvbench.report.sections import contrast
@@ -34,10 +34,10 @@ _wall_us: Final = microseconds("wall_us")
 _ORDERS: Final = ("stream", "any")
 
 
-def _both_orders(view: View) -> Pinned | None:
+def _both_orders(view: View) -> Pinned:
     pinned = view.pin(copied(view.cells), free=("order",))
     cells = _with_twins(pinned.cells[pinned.cells["order"].isin(_ORDERS)], lambda cell: replace(cell, order=None))
-    return Pinned(cells, pinned.hidden) if len(cells) else None
+    return Pinned(cells, pinned.hidden)
 
 
 def _with_twins(cells: pd.DataFrame, plain: Callable[[Cell], Cell]) -> pd.DataFrame:
@@ -111,9 +111,9 @@ ORDER: Final = Contrast(
 )
 
 
-def _both_priorities(view: View) -> Pinned | None:
+def _both_priorities(view: View) -> Pinned:
     cells = _with_twins(copied(view.cells), lambda cell: replace(cell, priority=Priority.NONE))
-    return Pinned(cells, view.pin(view.cells, free=("priority",)).hidden) if len(cells) else None
+    return Pinned(cells, view.pin(view.cells, free=("priority",)).hidden)
 
 
 def _lost_columns(side: ContrastSide) -> Mapping[str, Callable[[Line], Text]]:
@@ -161,20 +161,16 @@ def _depths(view: View) -> Pinned | None:
         return None
     pinned = view.pin(view.cells, free=QUEUE)
     busy = rows_with(pinned.cells, stream_state="busy")
-    ladder = ["block_bytes", "direction", "backend", "blocks", "streams"]
-    depths = measured(busy).groupby(ladder)["queued"].nunique().rename("depths")
-    deep = busy.join(depths[depths >= MIN_DEPTHS], on=ladder).dropna(subset="depths")
-    cells = deep.sort_values(["blocks", "block_bytes", "backend", "streams", "queued"])
-    return Pinned(cells, pinned.hidden) if len(cells) else None
+    deep = ladders(busy, "queued", MIN_DEPTHS, "block_bytes", "direction", "backend", "blocks", "streams")
+    return Pinned(deep.sort_values(["blocks", "block_bytes", "backend", "streams", "queued"]), pinned.hidden)
 
 
-def _stream_counts(view: View) -> Pinned | None:
+def _stream_counts(view: View) -> Pinned:
     pinned = view.pin(view.cells, free=QUEUE)
-    queued = rows_with(pinned.cells, stream_state="busy").query("queued > 0")
-    ladder = ["block_bytes", "direction", "backend", "blocks", "queued"]
-    pools = measured(queued).groupby(ladder)["streams"].nunique().rename("pools")
-    cells = queued.join(pools[pools >= MIN_STREAM_COUNTS], on=ladder).dropna(subset="pools")
-    return Pinned(cells.sort_values([*ladder, "streams"]), pinned.hidden) if len(cells) else None
+    busy = rows_with(pinned.cells, stream_state="busy")
+    alike = ("block_bytes", "direction", "backend", "blocks", "queued")
+    cells = ladders(busy[busy["queued"] > 0], "streams", MIN_STREAM_COUNTS, *alike)
+    return Pinned(cells.sort_values([*alike, "streams"]), pinned.hidden)
 
 
 def _submission(outcome: Outcome) -> str:

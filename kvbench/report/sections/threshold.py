@@ -43,7 +43,7 @@ def _select(view: View) -> Pinned | None:
     )
     sizes = cells.groupby(["direction", "stream_state", "backend"])["block_bytes"].transform("nunique")
     cells = cells[comparable.astype(bool) & (sizes >= _MIN_SIZES)]
-    return Pinned(cells, pinned.hidden) if len(cells) else None
+    return Pinned(cells, pinned.hidden)
 
 
 def common_blocks(timed: pd.DataFrame) -> int:
