@@ -27,7 +27,7 @@ from kvbench.report.build import SECTIONS, report_of
 from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, table_text
 from kvbench.report.health import FILE, Reached, reached_by
 from kvbench.report.model import Report
-from kvbench.report.sections.machines import machines_table
+from kvbench.report.sections.answer import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run, load_run
 from kvbench.results.rundir import PACKED_JOURNAL_FILE, RUN_FILE, runs_in

@@ -297,7 +297,7 @@ def prefill_of(tokens_per_s: float | None, models: ModelChoice) -> float | None:
 def _show_machines(runs: "Sequence[Run]", question: "Question", output: Output) -> None:
     """Print a column for each of several machines, and what only one of them has."""
     from kvbench.report.model import plain
-    from kvbench.report.sections.machines import machines_table  # the sections take as long to import as pandas
+    from kvbench.report.sections.answer import machines_table  # the sections take as long to import as pandas
     from kvbench.report.view import views_of
     from kvbench.results.outcomes import grouped
     from kvbench.tune.page import Grid

@@ -1,4 +1,6 @@
-"""Where blocks lie: hot or fresh and scattered, in extents, fragments or registrations, on several devices."""
+"""Where blocks lie: hot or fresh and scattered, in extents, fragments or registrations, on several devices, and what
+address translation allows of scattered small ones.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -9,17 +11,20 @@ from typing import Any, Final, NamedTuple
 import pandas as pd
 
 from kvbench.analysis.compare import Comparison, Verdict
-from kvbench.cells.axes import Neighbour, Reuse, slots_of
+from kvbench.cells.axes import Direction, Neighbour, Reuse, slots_of
 from kvbench.cells.cell import Cell
 from kvbench.cells.facts import BATCHED, method_label
+from kvbench.cells.units import KIB
+from kvbench.ground.text import range_text
 from kvbench.report.cells import copied, ladders, measured, outcomes_in, rows_with, selected
-from kvbench.report.model import DataTable, Part, PartOrReason, Text
+from kvbench.report.model import DataTable, Once, Part, PartOrReason, Text
 from kvbench.report.numbers import TIMES, bytes_size, count, figure, slower_text, with_interval
 from kvbench.report.sections import contrast
 from kvbench.report.sections.contrast import Contrast, ContrastSide, Figure, Key
 from kvbench.report.tables import measured_table, method_of, rate, ratio_text, swap_text
 from kvbench.report.view import STATES, Pinned, View, compare
 from kvbench.results.outcomes import Outcome, grouped, is_measured, opposite_rate
+from kvbench.results.roofs import SmReach, reached
 
 MIN_LENGTHS: Final = 3  # two show that extents matter, not from where on
 _HOT, _FAR = "hot, dense", "fresh, scattered"
@@ -316,3 +321,76 @@ FRAGMENTS: Final = Contrast(
     ],
     find=_fragment_findings,
 )
+
+
+_NEEDS_SCATTERED: Final = "it needs a run on a GPU whose blocks are scattered over 1 GiB or more"
+_ALL_SMS: Final = Once("All SMs; execution times by CUDA events: a long swap less a short one. ")
+
+
+class PoolRow(NamedTuple):
+    """What the runs of a machine reach in a direction with small blocks scattered over as much memory."""
+
+    direction: Direction
+    pool_bytes: int
+    runs: Sequence[SmReach]
+
+    @property
+    def scattered(self) -> str:
+        return _millions([run.scattered.rate for run in self.runs])
+
+    @property
+    def dense(self) -> str:
+        return _millions([run.dense.rate for run in self.runs])
+
+    @property
+    def fills_from(self) -> str:
+        """From which block size scattered blocks fill the link; "" where nothing limits them."""
+        sizes = [run.gbps.rate * 1e9 / run.limit.rate / KIB for run in self.runs if run.limit.rate > 0]
+        return range_text(sizes, figure) if sizes else ""
+
+
+def _millions(rates: Sequence[float]) -> str:
+    return range_text([rate / 1e6 for rate in rates], figure)
+
+
+def make_limits(view: View) -> PartOrReason:
+    rows = [*chain.from_iterable(_pool_rows(view.of_machine, direction) for direction in Direction)]
+    return (lambda: Part(_limit_findings(rows), tables=[_limits_table(view, rows)])) if rows else _NEEDS_SCATTERED
+
+
+def _pool_rows(views: Sequence[View], direction: Direction) -> list[PoolRow]:
+    """The largest pool first."""
+    limits = [*filter(None, (reached(view.run.others, direction) for view in views))]
+    pools = sorted(grouped(limits, lambda run: run.pool_bytes).items(), reverse=True)
+    return [PoolRow(direction, pool_bytes, runs) for pool_bytes, runs in pools]
+
+
+def _limit_findings(rows: Sequence[PoolRow]) -> list[str]:
+    """Say of each direction, with the largest pool, where all of its runs were limited."""
+    findings = []
+    for direction in Direction:
+        row = next((row for row in rows if row.direction is direction), None)
+        if row and all(run.limit.rate > 0 for run in row.runs):
+            blocks = f"of {bytes_size(row.runs[0].block_bytes)} scattered over {bytes_size(row.pool_bytes)}"
+            findings.append(f"{direction}, all SMs: {row.scattered} M blocks a second {blocks}, {row.dense} M dense.")
+    return findings
+
+
+def _limits_table(view: View, rows: Sequence[PoolRow]) -> DataTable:
+    body = [
+        [
+            row.direction.value,
+            bytes_size(row.pool_bytes),
+            count(len(row.runs)),
+            range_text([run.gbps.rate for run in row.runs], figure),
+            row.scattered,
+            row.dense,
+            row.fills_from,
+        ]
+        for row in rows
+    ]
+    size = bytes_size(rows[0].runs[0].block_bytes)
+    header = ("Dir", "Pool", "Runs", "Large copies, GB/s", "Scattered, M/s", "Dense, M/s", "Fills the link from, KiB")
+    notes = ["Scattered blocks are addressed by more pages than the GPU keeps translations of, dense ones are not"]
+    title = f"Blocks of {size} a second by SM copies, and the size from which scattered ones fill the link"
+    return DataTable(title, header, body, notes, (_ALL_SMS, f"Ends over the runs. {view.heading}"), left=2)

@@ -8,7 +8,7 @@ from kvbench.cells.facts import BackendFacts
 from kvbench.report.build import report_of
 from kvbench.report.document import snippet
 from kvbench.report.numbers import ABSENT, TIMES
-from kvbench.report.sections.machines import machines_table
+from kvbench.report.sections.answer import machines_table
 from kvbench.report.view import views_of
 from kvbench.results import Run
 from tests import synthetic
