@@ -131,7 +131,7 @@ def test_a_report_whose_figures_rest_on_rounds_with_a_low_ceiling_says_so_first(
     slow, quiet = (
         [msgspec.structs.replace(one, round=1, event_us=[one.event_us[0] * by]) for one in usual] for by in (1.25, 1.04)
     )
-    rounds = synthetic.rounds(synthetic.cliff_cells((256,), (24, 28)))
+    rounds = synthetic.rounds(Cell("batched", direction, 256, 4096) for direction in Direction)
     runs = [
         made_run(tmp_path, [*usual, *rest, *rounds], name=name)
         for name, rest in (("one", slow), ("two", slow[:1]), ("three", quiet))
@@ -174,8 +174,8 @@ def test_every_table_and_chart_of_host_copies_says_so(tmp_path: Path) -> None:
     assert report.charts
     assert all(chart.text.warning == note for chart in report.charts)
     assert all("Host events" in chart.text.footer and "CUDA" not in chart.text.footer for chart in report.charts)
-    both = report_of([run, run_of(records, info, "again")])
-    assert all("CUDA" not in plain(table.caption) for part in both.parts for table in part.tables)
+    comparison = part_in("comparison", [run, run_of(records, info, "again")])
+    assert all("CUDA" not in plain(table.caption) for table in comparison.tables)
     text = render_report(report)
     assert f"> **{note}**" in text
     assert f"({note})](cliff-run.png)" in text

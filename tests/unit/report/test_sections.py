@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
-from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -22,7 +21,7 @@ from kvbench.report.build import report_of
 from kvbench.report.document import asked_for
 from kvbench.report.model import Text, plain
 from kvbench.report.numbers import ABSENT, TIMES, figure
-from kvbench.report.sections.gathers import _sufficient_grid, fit
+from kvbench.report.sections.gathers import fit
 from kvbench.report.view import pin
 from kvbench.results import Beside, Run, RunInfo, Visit
 from kvbench.sweep.spec import shipped_configs
@@ -43,6 +42,10 @@ from tests.reports import (
 )
 
 GIB = 1 << 30
+# Loads of 4 KiB blocks with every access order.
+SMALL_ORDERED = [
+    cell for cell in synthetic.order_cells() if (cell.direction, cell.block_bytes) == (Direction.H2D, 4 * KIB)
+]
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
 FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
 SHORT_HOT, SHORT_FAR = (replace(cell, blocks=64) for cell in (HOT, FAR))
@@ -53,6 +56,15 @@ GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=O
 
 def of(cells: Sequence[Cell], gbps: Callable[[Cell], float], noise: float = 0.0) -> list[Visit]:
     return synthetic.rounds(cells, gbps, noise=noise)
+
+
+def idle_loads(
+    *backends: str, counts: tuple[int, ...] = (256,), kib: tuple[int, ...] = synthetic.CLIFF_KIB
+) -> list[Cell]:
+    """The h2d cells of the cliff on an idle stream."""
+    cells = synthetic.cliff_cells(counts, kib)
+    idle = [cell for cell in cells if (cell.direction, cell.stream_state) == (Direction.H2D, StreamState.IDLE)]
+    return [cell for cell in idle if cell.backend in backends]
 
 
 def in_runs(backend: str, run: int) -> Cell:
@@ -486,7 +498,7 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
     def us(cell: Cell, number: int) -> float:
         return cell.swap_bytes / rate(cell) / 1e3 * (1 + noise * (number % 2) * (cell.blocks == 10_000))
 
-    cells = [cell for cell in synthetic.cliff_cells((64, 256, 10_000)) if cell.backend == "batched"]
+    cells = idle_loads("batched", counts=(64, 256, 10_000))
     measured = [cell for cell in cells if cell.blocks < 10_000 or cell.block_bytes <= 28 * KIB]
     part = made_part("cliff", synthetic.timed(measured, us))
     (jump, numbers, published) = lines_of(part.findings)
@@ -494,8 +506,7 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
     assert plain(chart.text.footer).endswith("95%. Up to 28 KiB: N = 10 000")
     assert "28 KiB blocks move" in jump
     assert says in numbers
-    (last,) = {cell for cell in cells if (cell.blocks, cell.block_bytes, cell.direction, cell.stream_state)
-               == (10_000, 28 * KIB, Direction.H2D, StreamState.IDLE)}  # fmt: skip
+    last = measured[-1]
     swap_ms = last.swap_bytes / rate(last) / 1e6
     assert (
         noise > 0.1 or f"hold the calling thread for {two_digits(0.3 * swap_ms)} of {two_digits(swap_ms)} ms" in numbers
@@ -505,15 +516,14 @@ def test_what_more_blocks_change_is_said_as_far_as_the_visits_tell(
 
 @pytest.mark.parametrize(("kib", "compared"), [((4, 8, 16, 24, 28), True), ((8, 12, 16, 24, 28), False)])
 def test_a_kernel_is_held_against_a_pull_request_at_4_kib_alone(kib: tuple[int, ...], compared: bool) -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,), kib) if cell.backend != "per_block"]
-    *_, published = made_findings("cliff", synthetic.rounds(cells))
+    *_, published = made_findings("cliff", synthetic.rounds(idle_loads("batched", "triton", kib=kib)))
     assert published.startswith("vLLM #42212: flat 5 to 7 GB/s")
     assert ("Triton 18 to 19 at 4 KiB" in published) is compared
 
 
 def test_host_copies_are_not_held_against_a_pull_request_or_an_engines_threshold() -> None:
-    cells = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
-    parts = [made_part("cliff", synthetic.rounds(cells), synthetic.info(kind=kind)) for kind in ("cuda", "cpu")]
+    visits = synthetic.rounds(idle_loads("batched"))
+    parts = [made_part("cliff", visits, synthetic.info(kind=kind)) for kind in ("cuda", "cpu")]
     assert [any("#42212" in text for text in lines_of(part.findings)) for part in parts] == [True, False]
     assert [bool(chart.plot.panels[0].marked) for part in parts for chart in part.charts] == [True, False]
 
@@ -588,12 +598,6 @@ def test_a_fit_of_gathers_weighs_relative_errors() -> None:
     assert fit(rows, us) == pytest.approx((start_us, 1 / row_us))
 
 
-def test_as_many_ctas_suffice_as_are_near_the_best_with_their_interval() -> None:
-    ends = {"as shipped": (99, 99), "1": (95, 94.9), "4": (99, 95), "16": (97, 96), "132": (100, 90)}
-    line = {arm: Mock(status="ok", gbps=gbps, interval_gbps=(low, 100.0)) for arm, (gbps, low) in ends.items()}
-    assert _sufficient_grid(line) == 4
-
-
 def test_gathers_of_engines_that_are_not_installed_have_no_table() -> None:
     cells = [replace(GATHER, blocks=rows, sms=ctas) for rows in (1, 64, 2048) for ctas in (1, 4)]
     shipped = [replace(GATHER, backend="vllm_hisparse", blocks=rows) for rows in (1, 64, 2048)]
@@ -619,9 +623,8 @@ def test_two_short_ladders_of_gathers_are_not_one() -> None:
 
 def test_arms_that_were_measured_in_turn_are_compared_sample_by_sample() -> None:
     """In each visit the machine becomes slower, to twice its time in the last: medians of visits could not tell."""
-    cells = [cell for cell in synthetic.order_cells() if cell.direction is Direction.H2D and cell.blocks == 64][:3]
     visits = []
-    for cell, made in product(cells, range(6)):
+    for cell, made in product([cell for cell in SMALL_ORDERED if cell.blocks == 64], range(6)):
         slower = [1 + (made + 1) / 6 * number / 40 for number in range(40)]
         drift = [100.0 * times * (0.99 if cell.order is Order.ANY else 1.0) for times in slower]
         visit = synthetic.visit(cell, 100.0, count=40)
@@ -720,10 +723,7 @@ def test_threshold_says_where_a_row_measures_the_submission_or_an_uneven_chain(
 
 def test_access_order_shows_pending_work_first_and_an_idle_stream_beside_it_with_the_paths() -> None:
     """As the authors of the pull request measured: on an idle stream the CPU makes small copies."""
-    cells = [
-        cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
-    ]
-    states = [replace(cell, stream_state=state) for cell in cells for state in (StreamState.IDLE, StreamState.BUSY)]
+    states = [replace(cell, stream_state=state) for cell in SMALL_ORDERED for state in synthetic.STATES]
     paths = {StreamState.IDLE: "CPU inline", StreamState.BUSY: "copy engine"}
     visits = of(states, lambda cell: 10.0 if cell.stream_state is StreamState.BUSY else 2.0)
     visits = [msgspec.structs.replace(one, path=paths[one.cell.stream_state]) for one in visits]
@@ -744,15 +744,11 @@ def test_a_note_explains_a_crossover_only_where_a_row_has_one() -> None:
 
 
 def test_the_note_of_access_order_gives_the_worst_resolution_too() -> None:
-    cells = [
-        cell for cell in synthetic.order_cells() if cell.block_bytes == 4 * KIB and cell.direction is Direction.H2D
-    ]
-
     def us(cell: Cell, number: int) -> float:
         spread = 0.2 if cell.blocks == 64 else 0.01
         return 100.0 * (1 + spread * (number % 2) * (cell.order is Order.ANY))
 
-    notes = lines_of(made_part("order", synthetic.timed(cells, us)).tables[0].notes)
+    notes = lines_of(made_part("order", synthetic.timed(SMALL_ORDERED, us)).tables[0].notes)
     assert any(f"0.5% in the median, 10.0% at worst (h2d 64 {TIMES} 4 KiB)" in note for note in notes)
 
 
@@ -802,10 +798,10 @@ def test_a_short_run_that_fills_no_section_shows_the_cells_that_were_not_skipped
 
 
 def test_a_cliff_has_the_largest_numbers_of_blocks_and_a_kernel_at_one_of_them() -> None:
-    cells = synthetic.cliff_cells((64, 256, 1024, 4096, 10_000), (8, 16, 24, 28, 32))
-    of_batched = [cell for cell in cells if cell.backend == "batched"]
-    of_triton = [cell for cell in cells if cell.backend == "triton" and cell.blocks == 64]
-    header = lines_of(made_part("cliff", of([*of_batched, *of_triton], synthetic.gbps_of)).tables[0].header)
+    kib = (8, 16, 24, 28, 32)
+    cells = idle_loads("batched", counts=(64, 256, 1024, 4096, 10_000), kib=kib)
+    cells += idle_loads("triton", counts=(64,), kib=kib)
+    header = lines_of(made_part("cliff", of(cells, synthetic.gbps_of)).tables[0].header)
     assert header == ["Block size", "N = 256", "N = 1 024", "N = 4 096", "N = 10 000"]
 
 
@@ -988,15 +984,12 @@ def test_a_table_keeps_the_values_that_an_engine_has_or_most_cells(cells: Sequen
 def test_a_jump_is_named_and_divides_the_chart_where_most_curves_have_it(
     counts: tuple[int, ...], jumping: Sequence[int], paths: Sequence[str]
 ) -> None:
-    cells = [cell for cell in synthetic.cliff_cells(counts) if cell.backend == "batched"]
-    cells = [cell for cell in cells if (cell.direction, cell.stream_state) == (Direction.H2D, StreamState.IDLE)]
-
     def rate(cell: Cell) -> float:
         return synthetic.gbps_of(cell) if cell.blocks in jumping else 30.0
 
     visits = [
         msgspec.structs.replace(visit, path="CPU inline") if visit.cell.block_bytes <= 24 * KIB else visit
-        for visit in of(cells, rate)
+        for visit in of(idle_loads("batched", counts=counts), rate)
     ]
     part = made_part("cliff", visits)
     (chart,) = part.charts
