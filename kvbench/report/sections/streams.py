@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Final
@@ -189,20 +189,9 @@ def _knees(side: ContrastSide) -> dict[str, QueueKnee | None]:
     return knees
 
 
-@dataclass(frozen=True, slots=True)
-class Full:
-    """The driver's queue is full between `fitting` and `too_many` copies, or calls, queued on its streams."""
-
-    fitting: int
-    too_many: int
-    unit: str
-
-    def __str__(self) -> str:
-        return f"{count(self.fitting)} and {count(self.too_many)} {self.unit}"
-
-
-def _full_between(side: ContrastSide, arm: str) -> Full | None:
-    """Say when the queue is full for the backend and the number of streams of an arm, by all cells of them.
+def _full_between(side: ContrastSide, arm: str) -> str:
+    """Between how many queued copies, or calls, the queue of the backend and the number of streams of an arm is full,
+    by all cells of them: "512 and 1 024 copies"; "" where all fit.
 
     Where it did not hold all queued swaps, a submission found it full: the wait fell on the swaps queued before.
     """
@@ -212,7 +201,8 @@ def _full_between(side: ContrastSide, arm: str) -> Full | None:
     depths = [(_operations(outcome.cell), outcome.depth_held >= 0.5) for outcome in same_queue if outcome.cell.queued]
     too_many = min((number for number, fits in depths if not fits), default=0)
     fitting = max((number for number, fits in depths if fits and number < too_many), default=0)
-    return Full(fitting, too_many, "copies" if first.backend == PER_BLOCK else "calls") if too_many else None
+    unit = "copies" if first.backend == PER_BLOCK else "calls"
+    return f"{count(fitting)} and {count(too_many)} {unit}" if too_many else ""
 
 
 def _operations(cell: Cell) -> int:
