@@ -38,7 +38,7 @@ from kvbench.report.numbers import ABSENT, bytes_size, count, figure, is_wide, n
 from kvbench.report.tables import (
     Band,
     axis_text,
-    chart_text,
+    chart_of,
     comma_separated,
     format_cell,
     line_of,
@@ -494,8 +494,7 @@ def _chart(view: View, methods: Sequence[Slowed], steps: Sequence[Neighbour]) ->
     plot = LinePlot(
         PlotAxis("GB/s of the swaps"), PlotAxis("a step takes", zero=False, ratios=True), panels, in_a_row=2
     )
-    text = chart_text(view, "Beside a step: its time against GB/s of the swaps", f"{_DRAWN}. Band: 95%")
-    return Chart(f"beside-{view.label}", text, plot)
+    return chart_of(view, "beside", "Beside a step: its time against GB/s of the swaps", f"{_DRAWN}. Band: 95%", plot)
 
 
 def _lines(side: Sequence[Slowed]) -> list[PlotLine]:

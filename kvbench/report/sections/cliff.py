@@ -27,6 +27,7 @@ from kvbench.results.schema import EffectivePath
 
 Series = tuple[str, Direction, str]  # backend, direction, stream state
 GBPS: Final = PlotAxis("GB/s")
+BLOCK_SIZES: Final = PlotAxis("block size", octaves=True, in_kib=True)
 MIN_SIZES: Final = 4  # an edge needs a size or two on each side of it, which tell it from a slope
 _MOST_COUNTS: Final = 4  # as many as the pull request's table has; more lines of one colour are not told apart
 _LIGHTEST: Final = 0.65
@@ -253,9 +254,8 @@ def _chart(view: View, curves: Sequence[Curve], others: Sequence[Curve]) -> Char
     ceiling = view.run.ceilings_gbps.get(direction)
     panel = PlotPanel(f"{direction}, {state} stream", lines, ceiling, marked, divided=_divided(curves))
     footer = f"{tables.INCLUDES[state]}. Band: 95%{_shorter_text(curves)}"
-    text = tables.chart_text(view, "Cliff: GB/s against block size", footer)
-    plot = LinePlot(PlotAxis("block size", octaves=True, in_kib=True), GBPS, [panel])
-    return Chart(f"cliff-{view.label}", text, plot)
+    plot = LinePlot(BLOCK_SIZES, GBPS, [panel])
+    return tables.chart_of(view, "cliff", "Cliff: GB/s against block size", footer, plot)
 
 
 def _shorter_text(curves: Sequence[Curve]) -> str:

@@ -1,10 +1,10 @@
 """The SM ladder: GB/s of a copy kernel against its SM count, over numbers of blocks, and what a decode step loses."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -24,7 +24,16 @@ from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason,
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.tables import INCLUDES, chart_text, comma_separated, line_of, measured_table, rate_band
+from kvbench.report.tables import (
+    INCLUDES,
+    Band,
+    chart_of,
+    comma_separated,
+    interval_band,
+    line_of,
+    measured_table,
+    rate_band,
+)
 from kvbench.report.view import DIRECTIONS, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.exports import export
@@ -35,56 +44,33 @@ _MANY_BLOCKS: Final = 5000
 _LADDER: Final = ["backend", "stream_state", "direction", "block_bytes"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
-    """The cells of an SM count, one for each number of blocks; its figures are medians over them."""
-
-    outcomes: Sequence[Outcome]
-
-    @property
-    def gbps(self) -> float:
-        return _median(outcome.gbps for outcome in self.outcomes)
-
-    @property
-    def interval_gbps(self) -> tuple[float, float]:
-        low, high = zip(*(outcome.interval_gbps for outcome in self.outcomes), strict=True)
-        return _median(low), _median(high)
-
-    @property
-    def band(self) -> tuple[float, float, float]:
-        middle, low, high = zip(*map(rate_band, self.outcomes), strict=True)
-        return _median(middle), _median(low), _median(high)
-
-
-def _median(values: Iterable[float]) -> float:
-    return middle_of(np.array([*values]))
-
-
 Side = tuple[str, int]  # direction, block size
-Ladder = Mapping[int, Rung]  # by SM count
+# By SM count, the cells of each: one for each number of blocks.
+Ladder = Mapping[int, Sequence[Outcome]]
 # The cells beside a decode step, by backend, direction and SM count.
 Decode = Mapping[tuple[str, str, int], Outcome]
 
 
-class Ladders(NamedTuple):
-    """The run of some ladders, and their cells."""
-
-    view: View
-    pinned: Pinned
-    cells: pd.DataFrame
+def _median_band(rung: Sequence[Outcome], band_of: Callable[[Outcome], Band]) -> Band:
+    """The band of an SM count: medians over the numbers of blocks."""
+    middle, low, high = (middle_of(np.array(ends)) for ends in zip(*map(band_of, rung), strict=True))
+    return middle, low, high
 
 
 def make(view: View) -> PartOrReason:
     """Make the section of the run with most ladders, of many blocks if any; a decode step may be of another run."""
-    by_run = [*filter(None, map(_ladders, view.of_machine))]
+    by_run = [(run, _ladders(run)) for run in view.of_machine]
+    by_run = [(run, ladders) for run, ladders in by_run if len(ladders.cells)]
     if not by_run:
         return f"it needs a kernel backend measured at {MIN_COUNTS} SM counts or more"
-    many = [ladders for ladders in by_run if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
-    return partial(_part, max(many or by_run, key=_weight), view.of_machine)
+    many = [(run, ladders) for run, ladders in by_run if ladders.cells["blocks"].min() >= _MANY_BLOCKS]
+    run, ladders = max(many or by_run, key=_weight)
+    return partial(_part, run, ladders, view.of_machine)
 
 
-def _weight(ladders: Ladders) -> tuple[float, int, int]:
-    return ladders.view.weight[0], ladders.cells["blocks"].nunique(), len(ladders.cells)
+def _weight(of_run: tuple[View, Pinned]) -> tuple[float, int, int]:
+    run, ladders = of_run
+    return run.weight[0], ladders.cells["blocks"].nunique(), len(ladders.cells)
 
 
 def _engine_settings(views: Sequence[View]) -> list[Text]:
@@ -102,7 +88,7 @@ def _engine_settings(views: Sequence[View]) -> list[Text]:
     return lines
 
 
-def _ladders(view: View) -> Ladders | None:
+def _ladders(view: View) -> Pinned:
     pinned = view.pin(view.cells[view.cells["sms"].notna()], free=("sms",))
     cells = measured(pinned.cells)
     many = cells["blocks"] >= _MANY_BLOCKS
@@ -110,8 +96,7 @@ def _ladders(view: View) -> Ladders | None:
     counts = cells.groupby([*_LADDER, "blocks"])["outcome"].transform("size")
     # A median over numbers of blocks compares SM counts only where each was measured at the same numbers.
     most = counts.groupby([cells[axis] for axis in _LADDER]).transform("max")
-    cells = cells[(counts >= MIN_COUNTS) & (counts == most)]
-    return None if cells.empty else Ladders(view, pinned, cells)
+    return Pinned(cells[(counts >= MIN_COUNTS) & (counts == most)], pinned.hidden)
 
 
 def _beside_decode(views: Sequence[View]) -> Decode:
@@ -134,17 +119,17 @@ def _method(cell: Cell) -> tuple[str, str, int]:
     return cell.backend, cell.direction.value, cell.sms or 0
 
 
-def _part(ladders: Ladders, machine: Sequence[View]) -> Part:
+def _part(view: View, ladders: Pinned, machine: Sequence[View]) -> Part:
     decode = _beside_decode(machine)
     kinds = sorted(by_axes(ladders.cells, "backend", "stream_state"), key=lambda kind: (kind[0][0] != SM, kind[0]))
-    tables = [_table(ladders._replace(cells=cells), decode) for _, cells in kinds]
+    tables = [_table(view, Pinned(cells, ladders.hidden), decode) for _, cells in kinds]
     # The settings are of engines' own kernels: they stand with the last table, among the details.
     tables[-1] = replace(tables[-1], notes=[*tables[-1].notes, *_engine_settings(machine)])
     (_, state), first = kinds[0]
     name = outcomes_in(first)[0].backend_name
     finding = f"{name}, {state} stream: {_enough_text(_ladders_of(first), int(first['sms'].min()))}."
     kernels = {backend: cells for (backend, kind_state), cells in kinds if kind_state == state}
-    return Part([finding], [_chart(ladders.view, state, kernels)], tables)
+    return Part([finding], [_chart(view, state, kernels)], tables)
 
 
 def _enough_text(ladders: Mapping[Side, Ladder], least_sms: int) -> str:
@@ -167,16 +152,17 @@ def _ladders_of(cells: pd.DataFrame) -> dict[Side, Ladder]:
     ladders: dict[Side, Ladder] = {}
     for direction in DIRECTIONS:
         for size, ladder in by_axes(rows_with(cells, direction=direction), "block_bytes"):
-            ladders[direction, size] = {sms: Rung(outcomes_in(rung)) for sms, rung in by_axes(ladder, "sms")}
+            ladders[direction, size] = {sms: outcomes_in(rung) for sms, rung in by_axes(ladder, "sms")}
     return ladders
 
 
 def _knee(ladder: Ladder) -> int | None:
     """The SM count from which more do not help."""
-    return knee([*ladder], [rung.gbps for rung in ladder.values()], [rung.interval_gbps[0] for rung in ladder.values()])
+    bands = [_median_band(rung, interval_band) for rung in ladder.values()]
+    return knee([*ladder], [gbps for gbps, _, _ in bands], [low for _, low, _ in bands])
 
 
-def _table(kind: Ladders, decode: Decode) -> DataTable:
+def _table(view: View, kind: Pinned, decode: Decode) -> DataTable:
     backend, state = kind.cells[["backend", "stream_state"]].iloc[0]
     ladders = _ladders_of(kind.cells)
     knees = {side: _knee(ladder) for side, ladder in ladders.items()}
@@ -185,8 +171,7 @@ def _table(kind: Ladders, decode: Decode) -> DataTable:
     for sms in sorted({*chain.from_iterable(ladders.values())}):
         line: list[Text] = [count(sms)]
         for side, ladder in ladders.items():
-            rung = ladder.get(sms)
-            text = with_interval(rung.gbps, *rung.interval_gbps) if rung else ""
+            text = with_interval(*_median_band(ladder[sms], interval_band)) if sms in ladder else ""
             line.append(model.Strong(text) if sms == knees[side] else text)
         body.append([*line, *(_slowdown_text(decode.get((backend, side, sms))) for side in beside)])
     header = ["SMs", *(f"{side} {bytes_size(size)}" for side, size in ladders)]
@@ -195,7 +180,7 @@ def _table(kind: Ladders, decode: Decode) -> DataTable:
     blocks = range_text({outcome.cell.blocks for outcome in outcomes}, count)
     title = f"{outcomes[0].backend_name}, {state} stream: GB/s by SM count, median over N = {blocks}"
     bold = f"fewest SMs surely (95%) within {KNEE.fraction:.0%} of the best of the column"
-    return measured_table(kind.view, outcomes, INCLUDES[state], title, header, body, pinned=kind.pinned, bold=bold)
+    return measured_table(view, outcomes, INCLUDES[state], title, header, body, pinned=kind, bold=bold)
 
 
 def _slowdown_text(beside: Outcome | None) -> str:
@@ -217,11 +202,10 @@ def _chart(view: View, state: str, kernels: Mapping[str, pd.DataFrame]) -> Chart
         panels += [PlotPanel(direction, lines, view.run.ceilings_gbps.get(direction))] if lines else []
     plot = LinePlot(PlotAxis("SMs", octaves=True), GBPS, panels)
     title = f"SM ladder of {' and '.join(names.values())}: GB/s against the SM count"
-    text = chart_text(view, title, f"{INCLUDES[state]}. Ring: enough SMs")
-    return Chart(f"sm-ladder-{view.label}", text, plot)
+    return chart_of(view, "sm-ladder", title, f"{INCLUDES[state]}. Ring: enough SMs", plot)
 
 
 def _line(label: str, backend: str, variant: int, ladder: Ladder) -> PlotLine:
     rings = [*filter(None, [_knee(ladder)])]
-    bands = [rung.band for rung in ladder.values()]
+    bands = [_median_band(rung, rate_band) for rung in ladder.values()]
     return line_of(label, backend, [*ladder], bands, variant, light=0.2 * variant, rings=rings)

@@ -12,11 +12,11 @@ from kvbench.cells.cell import EQUAL, Cell
 from kvbench.cells.facts import BATCHED, NO_CHOICES, SM, TRITON
 from kvbench.cells.installed import engines
 from kvbench.report.cells import by_axes, measured, outcomes_in, rows_with, selected
-from kvbench.report.model import Chart, LinePlot, PlotAxis, PlotLine, PlotPanel, Text
+from kvbench.report.model import Chart, LinePlot, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
-from kvbench.report.sections.cliff import GBPS
+from kvbench.report.sections.cliff import BLOCK_SIZES, GBPS
 from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, backends, first_of, turns
-from kvbench.report.tables import INCLUDES, chart_text, interval_band, label_of, line_of, microseconds
+from kvbench.report.tables import INCLUDES, chart_of, interval_band, label_of, line_of, microseconds
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare
 from kvbench.results.outcomes import Outcome, grouped, is_measured
 
@@ -132,8 +132,8 @@ def _chart(side: ContrastSide) -> Chart | None:
     panel = PlotPanel(title, lines, side.view.run.ceilings_gbps.get(DIRECTIONS[0]), divided=divided)
     edge = f". Edge: {BATCHED} against {rival}" if divided else ""
     footer = f"{INCLUDES[side.cell.stream_state]}. Band: 95%{edge}"
-    text = chart_text(side.view, "Threshold: GB/s against block size", footer)
-    return Chart(f"threshold-{side.view.label}", text, LinePlot(_SIZES, GBPS, [panel]))
+    plot = LinePlot(BLOCK_SIZES, GBPS, [panel])
+    return chart_of(side.view, "threshold", "Threshold: GB/s against block size", footer, plot)
 
 
 def _rivals() -> list[str]:
@@ -190,7 +190,6 @@ def _notes(side: ContrastSide) -> list[Text]:
     ]
 
 
-_SIZES: Final = PlotAxis("block size", octaves=True, in_kib=True)
 _PAGE: Final = Key("Block size", lambda cell: (cell.block_bytes, cell.sizes), _size_text)
 THRESHOLD: Final = Contrast(
     needed=f"it needs {BATCHED} and another backend measured at {_MIN_SIZES} block sizes with the same number of "
