@@ -45,21 +45,19 @@ class Replayed(NamedTuple):
 def make(view: View) -> PartOrReason:
     if not any(map(_replays, view.measured)):
         return "it needs swaps of a trace (kvbench sweep --trace FILE)"
-    parts = [_part(run) for run in view.of_machine if any(map(_replays, run.measured))]
-    findings = [*chain.from_iterable(part.findings for part in parts)]
-    return lambda: Part(findings, tables=[*chain.from_iterable(part.tables for part in parts)])
+    sides = [*chain.from_iterable(map(_sides, view.of_machine))]
+    findings = [*filter(None, (_finding(*side) for side in sides))]
+    return lambda: Part(findings, tables=[_table(*side) for side in sides])
 
 
 def _replays(outcome: Outcome) -> bool:
     return outcome.cell.sequence == TRACE
 
 
-def _part(view: View) -> Part:
-    replays = _replays_of(view)
-    by_direction = grouped(replays, lambda replay: replay.outcome.cell.direction.value)
-    sides = [(direction, by_direction[direction]) for direction in DIRECTIONS if direction in by_direction]
-    findings = [*filter(None, (_finding(view, *side) for side in sides))]
-    return Part(findings, tables=[_table(view, *side) for side in sides])
+def _sides(view: View) -> list[tuple[View, str, list[Replayed]]]:
+    """The replays of a run by direction, h2d first."""
+    by_direction = grouped(_replays_of(view), lambda replay: replay.outcome.cell.direction.value)
+    return [(view, direction, by_direction[direction]) for direction in DIRECTIONS if direction in by_direction]
 
 
 def _finding(view: View, direction: str, replays: Sequence[Replayed]) -> str:
