@@ -270,6 +270,11 @@ def first_of(line: Line) -> Outcome:
     return next(iter(line.values()))
 
 
+def is_first(side: ContrastSide, order: Value) -> bool:
+    """Whether a table has the cells that come first in some order of all that the section shows."""
+    return bool(order(side.cell) == min(order(outcome.cell) for outcome in outcomes_in(side.pinned.cells)))
+
+
 def changes(side: ContrastSide, subject: str) -> list[Text]:
     """How many cells of a table differ between the compared arms, by how much, and how many do not."""
     compared = [comparison for _, comparison in side.comparisons if math.isfinite(comparison.high)]

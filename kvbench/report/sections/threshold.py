@@ -15,7 +15,17 @@ from kvbench.report.cells import by_axes, measured, outcomes_in, rows_with, sele
 from kvbench.report.model import Chart, LinePlot, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
 from kvbench.report.sections.cliff import BLOCK_SIZES, GBPS
-from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line, backends, first_of, turns
+from kvbench.report.sections.contrast import (
+    DIRECTION,
+    Contrast,
+    ContrastSide,
+    Key,
+    Line,
+    backends,
+    first_of,
+    is_first,
+    turns,
+)
 from kvbench.report.tables import INCLUDES, chart_of, interval_band, label_of, line_of, microseconds
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare
 from kvbench.results.outcomes import Outcome, grouped, is_measured
@@ -116,7 +126,7 @@ def _size(outcome: Outcome) -> int:
 
 def _chart(side: ContrastSide) -> Chart | None:
     """GB/s against block size of h2d swaps of equal blocks, with the edge; none of a later state."""
-    if not _is_first(side):
+    if not is_first(side, _by_state):
         return None
     cells = measured(rows_with(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
     equal_blocks = [outcome for outcome in outcomes_in(cells) if outcome.cell.sizes == EQUAL]
@@ -160,14 +170,9 @@ def _divided(batched: Sequence[Outcome], kernel: Sequence[Outcome]) -> tuple[flo
     )
 
 
-def _is_first(side: ContrastSide) -> bool:
-    """Whether a table is back to back, or else of the first state that was measured."""
-    return _by_state(side.cell) == min(_by_state(outcome.cell) for outcome in outcomes_in(side.pinned.cells))
-
-
 def _fastest_by_size(side: ContrastSide) -> Iterable[Text]:
     """Say which backend is the fastest at which size, back to back or else in the first state that was measured."""
-    if _is_first(side):
+    if is_first(side, _by_state):
         equal = [line for line in side.lines if first_of(line).cell.sizes == EQUAL]
         yield from turns(replace(side, lines=equal), _PAGE, f"N = {count(side.cell.blocks)}")
 
