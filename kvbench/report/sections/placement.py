@@ -44,8 +44,7 @@ def _hot_and_far(view: View) -> Pinned | None:
         return None
     cells = idle[idle["pool_bytes"].isin([0, largest])]
     # a swap of which nothing was measured has nothing to compare
-    swaps = cells.groupby(["direction", "backend", "blocks", "block_bytes"])["outcome"]
-    return Pinned(cells[swaps.transform(lambda outcomes: any(map(is_measured, outcomes))).astype(bool)], pinned.hidden)
+    return Pinned(ladders(cells, "pool_bytes", 1, "direction", "backend", "blocks", "block_bytes"), pinned.hidden)
 
 
 def _scatter_findings(side: ContrastSide) -> Iterable[Text]:
