@@ -132,17 +132,18 @@ def _details(report: Report) -> Iterator[str]:
     yield from _listed("Skipped cells", report.skipped)
     if report.failed:
         yield f"## Failed cells\n\nThey have no figures.\n\n{table_text(report.failed)}"
-    yield from map(_block, _chance_note(report.comparisons))
+    if report.comparisons > 1:
+        yield _block(_chance_note(report.comparisons))
 
 
-def _chance_note(comparisons: int) -> list[Text]:
-    """Say how many differences chance alone may show among comparisons of equal things, and what that leaves out."""
+def _chance_note(comparisons: int) -> Text:
+    """How many differences chance alone may show among comparisons of equal things, and what that leaves out."""
     wrong = noun(by_chance(comparisons), "difference")
     note = (
         f"Of {count(comparisons)} comparisons of equal things in one run, chance alone shows at most {wrong} on average"
     )
     bound = f"{1 - CONFIDENCE:.0%}, the upper bound for independent visits; simulated, hardly any"
-    return [f"{note} ({bound}); noise of a method's own, as in a start, is not covered"] if comparisons > 1 else []
+    return f"{note} ({bound}); noise of a method's own, as in a start, is not covered"
 
 
 def _chapter(chapter: Chapter, tables: Sequence[DataTable], folded: Sequence[DataTable] = ()) -> Iterator[str]:
