@@ -283,21 +283,18 @@ def _part(view: View, tried: Sequence[Slowed]) -> Part:
     steps = [step for step in STEPS if any(method.step == step for method in methods)]
     first_page = _of_usual_size([method for method in methods if method.step in steps] or methods)
     tables = [_table(view, first_page, steps)] if steps else []
-    for side in _sides(tried):
-        on_side = [method for method in tried if method.side == side]
+    by_side = grouped(tried, lambda method: method.side)
+    for side, on_side in sorted(by_side.items(), key=_side_order):
         main = view if any(method.run is view for method in on_side) else on_side[0].run
         tables.append(_details(main, side.title, on_side))
     charts = [_chart(view, methods, steps)] if steps else []
     return Part([*_findings(methods, steps)], charts, tables)
 
 
-def _sides(methods: Iterable[Slowed]) -> list[StepSide]:
-    """Every step and direction, one device, decode and h2d first."""
-
-    def order(side: StepSide) -> tuple[int, str, int]:
-        return side.devices, str(side.step), DIRECTIONS.index(side.direction)
-
-    return sorted({method.side for method in methods}, key=order)
+def _side_order(of_side: tuple[StepSide, list[Slowed]]) -> tuple[int, str, int]:
+    """One device first, and of these decode and h2d."""
+    side, _ = of_side
+    return side.devices, str(side.step), DIRECTIONS.index(side.direction)
 
 
 def _of_usual_size(methods: Sequence[Slowed]) -> list[Slowed]:
