@@ -81,7 +81,7 @@ def _part(views: Sequence[View], advice: Advice) -> Part:
         f"{direction}: " + "; ".join(f"{page.place_of(answer)}: {page.use_of(answer)}" for answer in answers)
         for direction, answers in by_direction.items()
     ]
-    tables = [_table("What to use", page.HEADER, rows, [*filter(None, [page.head_of(advice)])], views, "")]
+    tables = [_table("What to use", page.HEADER, rows, [*filter(None, [page.head_of(advice)])], views)]
     if advice.alone.shapes:
         states = page.state_table(advice)
         lines = page.answer_lines(advice.alone)
@@ -89,9 +89,9 @@ def _part(views: Sequence[View], advice: Advice) -> Part:
     header, body = ("Block size", *page.HEADER), []
     for size, answers in (advice.by_size or {advice.question.block_bytes: advice.answers}).items():
         body += [[bytes_size(size), *row] for row in page.rows_of(answers)]
-    tables.append(_table("By block size", header, body, [*page.lines_of(advice)], views, ""))
+    tables.append(_table("By block size", header, body, [*page.lines_of(advice)], views))
     if others := page.others_of(advice):
-        tables.append(_table("Beside steps, what else there is", page.OTHERS, others, [], views, ""))
+        tables.append(_table("Beside steps, what else there is", page.OTHERS, others, [], views))
     return Part(tables=tables, short=short)
 
 
@@ -101,7 +101,7 @@ def _table(
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
     views: Sequence[View],
-    text: str,
+    text: str = "",
 ) -> DataTable:
     measured = [*chain.from_iterable(view.measured for view in views)]
     parts = (Once("CUDA events"), *filter(None, [text.removesuffix(".")]))
