@@ -85,8 +85,12 @@ def beside(cell: Cell, slowdown: float, gbps: float, rounds: int = 6) -> list[Vi
         readback_alone_us=[10.0] * 100 if cell.neighbour == Neighbour.DECODE else [],
         readback_us=[20.0] * 100 if cell.neighbour == Neighbour.DECODE else [],
     )
+    return _in_rounds(cell, gbps, rounds, beside=turns)
+
+
+def _in_rounds(cell: Cell, gbps: float, rounds: int, **record: object) -> list[Visit]:
     visits = (visit(cell, cell.swap_bytes / gbps / 1e3, count=7, round_=number) for number in range(rounds))
-    return [msgspec.structs.replace(one, beside=turns) for one in visits]
+    return [msgspec.structs.replace(one, **record) for one in visits]
 
 
 def both_ways(cell: Cell, rounds: int = 6) -> list[Visit]:
@@ -94,8 +98,7 @@ def both_ways(cell: Cell, rounds: int = 6) -> list[Visit]:
     rates = Opposite(
         alone_gbps=[50.0, 52.0], at_once_gbps=[30.0], opposite_alone_gbps=[49.0], opposite_at_once_gbps=[40.0]
     )
-    visits = (visit(cell, cell.swap_bytes / 51e3, count=7, round_=number) for number in range(rounds))
-    return [msgspec.structs.replace(one, opposite=rates) for one in visits]
+    return _in_rounds(cell, 51.0, rounds, opposite=rates)
 
 
 def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Visit]:
@@ -103,13 +106,13 @@ def beside_step(cell: Cell, loads_us: float, hidden: Sequence[float]) -> list[Vi
     step_visits = []
     for number, share in enumerate(hidden):
         one = visit(cell, loads_us, count=4, noise=0.0, round_=number)
-        times = msgspec.structs.replace(one.samples, first_layer_us=[60.0] * 4, slowest_gap_us=[90.0] * 4)
         both_us = 4000.0 + (1 - share) * loads_us
         turns = Beside(
             neighbour_alone_us=[4000.0] * 4, neighbour_beside_us=[both_us] * 4, swaps_alone_us=[loads_us] * 4,
             swaps_beside_us=[loads_us] * 4, swaps_alone_gbps=[50.0] * 4, swaps_beside_gbps=[20.0] * 4,
         )  # fmt: skip
-        step_visits.append(msgspec.structs.replace(one, samples=times, beside=turns))
+        layers = {"first_layer_us": [60.0] * 4, "slowest_gap_us": [90.0] * 4}
+        step_visits.append(with_samples(one, layers, beside=turns))
     return step_visits
 
 
@@ -120,10 +123,9 @@ def replayed(cell: Cell, gbps: float, rounds: int = 6) -> list[Visit]:
     for number in range(rounds):
         one = visit(cell, 1.0, count=len(sizes), noise=0.0, round_=number)
         walls = [size * cell.block_bytes / gbps / 1e3 * (1 + 0.001 * number) for size in sizes]
-        fields = {"swap_blocks": sizes, "pieces": [size // 2 for size in sizes]}
         numbers = [10 * (number * len(sizes) + index) for index in range(len(sizes))]
-        times = msgspec.structs.replace(one.samples, wall_us=walls, event_us=walls, swap_numbers=numbers, **fields)
-        replays.append(msgspec.structs.replace(one, samples=times))
+        swaps = {"swap_blocks": sizes, "pieces": [size // 2 for size in sizes], "swap_numbers": numbers}
+        replays.append(with_samples(one, {"wall_us": walls, "event_us": walls, **swaps}))
     return replays
 
 
@@ -144,11 +146,15 @@ def visits(cells: Iterable[Cell], rate: Callable[[Cell], float] = gbps_of, **opt
 
 
 def rounds(
-    cells: Iterable[Cell], rate: Callable[[Cell], float] = gbps_of, count: int = 5, **options: object
+    cells: Iterable[Cell],
+    rate: Callable[[Cell], float] = gbps_of,
+    count: int = 5,
+    numbers: Iterable[int] = range(6),
+    **options: object,
 ) -> list[Visit]:
-    """Return as many visits of every cell as a verdict needs."""
+    """Return a visit of every cell in each round: by default as many as a verdict needs."""
     every_cell = list(cells)
-    return [visit for number in range(6) for visit in visits(every_cell, rate, count=count, round_=number, **options)]
+    return [visit for number in numbers for visit in visits(every_cell, rate, count=count, round_=number, **options)]
 
 
 def timed(cells: Iterable[Cell], us: Callable[[Cell, int], float], noise: float = 0.0, count: int = 3) -> list[Visit]:

@@ -13,7 +13,7 @@ from kvbench.report.build import report_of
 from kvbench.report.document import render_report
 from kvbench.report.model import plain
 from kvbench.report.numbers import TIMES
-from kvbench.results import Record, Run, RunInfo
+from kvbench.results import Run, RunInfo
 from kvbench.results.between_runs import CardSpread
 from tests import synthetic
 from tests.reports import highlights_of, part_in, part_of, rows_of, run_of, sections_of, table_of
@@ -27,11 +27,9 @@ def run(
     rate: Callable[[Cell], float] = synthetic.gbps_of,
     info: RunInfo | None = None,
 ) -> Run:
-    seeded = (  # visits of two runs, as of two rounds, have samples of their own
-        synthetic.visits(cells, rate, count=7, round_=number + 100 * len(name)) for number in range(6)
-    )
-    records: list[Record] = [*synthetic.ceilings(), *(visit for visits in seeded for visit in visits)]
-    return run_of(records, info, name)
+    first = 100 * len(name)  # visits of two runs, as of two rounds, have samples of their own
+    visits = synthetic.rounds(cells, rate, 7, range(first, first + 6))
+    return run_of([*synthetic.ceilings(), *visits], info, name)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -23,7 +23,7 @@ from kvbench.report.build import COMPARISON, SECTIONS, report_of
 from kvbench.report.document import DETAILS_FILE, REPORT_FILE, render_details, render_report, snippet
 from kvbench.report.drawing import STROKES, ink_of
 from kvbench.report.model import Report
-from kvbench.results import Note, Record, Run, Visit
+from kvbench.results import Note, Record, Run
 from tests import synthetic
 from tests.command import output
 from tests.reports import is_bold, lines_of, made_run, part_in, sections_of
@@ -97,12 +97,10 @@ def slower(cell: Cell) -> float:
 def everything(folder: Path, visits: int = 6) -> Run:
     failed, left_out, *measured = cells()
     records: list[Record] = [*synthetic.ceilings(), *synthetic.roofs(), Note(text="the worker was replaced once")]
-    records += [visit for number in range(visits) for visit in synthetic.visits(measured, rate, count=7, round_=number)]
+    records += synthetic.rounds(measured, rate, 7, range(visits))
     triton = [cell for cell in measured if (cell.backend, cell.blocks, cell.block_bytes) == ("triton", 256, 4096)]
     several = [replace(cell, devices=2) for cell in triton]
-    records += [
-        visit for number in range(visits) for visit in synthetic.visits(several, slower, count=7, round_=number)
-    ]
+    records += synthetic.rounds(several, slower, 7, range(visits))
     for sms, (slowdown, gbps) in {1: (1.1, 20.0), 2: (1.2, 41.0), 4: (1.7, 40.0)}.items():
         cell = Cell("sm", Direction.D2H, 4096, 16384, sms=sms, neighbour=Neighbour.PREFILL)
         records += synthetic.beside(cell, slowdown, gbps, visits)
@@ -124,11 +122,7 @@ def again(folder: Path, visits: int = 6) -> Run:
     measured = [
         cell for cell in cells()[2:] if cell.backend in ("batched", "per_block") and cell.pattern.kind != "runs"
     ]
-    made: list[Visit] = [
-        visit
-        for number in range(visits)
-        for visit in synthetic.visits(measured[:40], slower, count=7, round_=100 + number)
-    ]
+    made = synthetic.rounds(measured[:40], slower, 7, range(100, 100 + visits))
     identity = {"gpu_name": "Synthetic H200", "driver_version": "590.1", "cuda_driver_api": "13.0"}
     info = synthetic.info(identity=identity, identity_hash="f")
     return made_run(folder, [*synthetic.ceilings(), *made], info, "again")

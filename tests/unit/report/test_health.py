@@ -14,7 +14,7 @@ from kvbench.cli.main import app
 from kvbench.ground.errors import UsageError
 from kvbench.machine.doctor import Check, Status
 from kvbench.report import health
-from kvbench.report.health import SPEC, Health, cards, health_of, link_gbps, reached_by, unmeasured_health
+from kvbench.report.health import SPEC, cards, health_of, link_gbps, reached_by, unmeasured_health
 from kvbench.results import Ceiling, Record, Run
 from kvbench.results.between_runs import spread_between
 from kvbench.results.schema import Disturbance, Roof, Visit
@@ -215,4 +215,3 @@ def test_figures_are_the_medians_of_the_runs_that_have_them_and_of_no_run_none()
     assert (several.link, several.h2d_gbps, several.cpu_up_to_bytes) == ("PCIe 5 x16", pytest.approx(51), 24 * KIB)
     reached = reached_by([run_of([])])
     assert (reached.h2d_gbps, reached.h2d_blocks_per_s, reached.cpu_up_to_bytes) == (None, None, None)
-    assert Health(answer="unknown", sentence="x").problems == []

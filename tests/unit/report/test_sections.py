@@ -1040,7 +1040,7 @@ def on_devices(*records: Visit, name: str = "ranks", devices: Sequence[str] = ("
     for device in devices:
         info = synthetic.info(command=["kvbench", "sweep", name, "--device", "cuda:all"])
         info = msgspec.structs.replace(info, device={**info.device, "name": device})
-        runs.append(reports.run_of(records, info, f"{name}/{device.replace(':', '-')}"))
+        runs.append(run_of(records, info, f"{name}/{device.replace(':', '-')}"))
     return runs
 
 
@@ -1050,8 +1050,8 @@ def test_steps_beside_swaps_of_several_devices_have_tables_of_their_own() -> Non
     several = replace(decode, devices=2)
     visits = [visit for cell in (several, replace(several, ranks=2)) for visit in synthetic.beside(cell, 4.0, 41.0)]
     alone = [visit for sms in (2, 4) for visit in synthetic.beside(replace(decode, sms=sms), 1.25, 10.0 * sms)]
-    report = report_of([reports.run_of(alone, name="beside"), *on_devices(*visits)])
-    first, of_one, of_both = reports.part_of(report, "beside").tables
+    report = report_of([run_of(alone, name="beside"), *on_devices(*visits)])
+    first, of_one, of_both = part_of(report, "beside").tables
     assert [lines_of(row)[1:3] for row in first.rows] == [["sm", "2"], ["sm", "4"]]
     assert [plain_text(row[0]) for row in of_one.rows] == ["sm (2 SMs)", "sm (4 SMs)"]
     assert plain(of_both.title).startswith("decode, d2h, 2 devices at once: ")
@@ -1071,7 +1071,7 @@ def test_devices_are_compared_within_their_sweep() -> None:
     beside = synthetic.beside(replace(SM, neighbour=Neighbour.DECODE, devices=2), 4.0, 41.0)
     runs = [*on_devices(*both, name="devices"), *on_devices(*beside)]
     report = report_of(runs)
-    (table,) = reports.part_of(report, "devices").tables
+    (table,) = part_of(report, "devices").tables
     assert [row[3] for row in table.rows] == ["cuda:0", "cuda:1"]
     assert "sweep devices" in plain(table.caption)
     labels = ["devices-cuda-0", "devices-cuda-1", "ranks-cuda-0", "ranks-cuda-1"]
