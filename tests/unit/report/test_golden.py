@@ -26,7 +26,7 @@ from kvbench.report.model import Report
 from kvbench.results import Note, Record, Run
 from tests import synthetic
 from tests.command import output
-from tests.reports import is_bold, lines_of, made_run, part_in, sections_of
+from tests.reports import is_bold, lines_of, part_in, run_of, sections_of
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 REMAKE: Final = "KVBENCH_REMAKE_GOLDEN" in os.environ
@@ -94,7 +94,7 @@ def slower(cell: Cell) -> float:
     return synthetic.gbps_of(cell) * (0.8 if cell.block_bytes <= 16 * 1024 else 1.0)
 
 
-def everything(folder: Path, visits: int = 6) -> Run:
+def everything(visits: int = 6) -> Run:
     failed, left_out, *measured = cells()
     records: list[Record] = [*synthetic.ceilings(), *synthetic.roofs(), Note(text="the worker was replaced once")]
     records += synthetic.rounds(measured, rate, 7, range(visits))
@@ -115,27 +115,27 @@ def everything(folder: Path, visits: int = 6) -> Run:
     records += [synthetic.failure(failed, "error 719"), synthetic.skip(left_out, "needs 9 GB")]
     spec = {"models": msgspec.to_builtins(SWAPS), "filters": ["swap_bytes<=1GB"]}
     info = synthetic.info(spec=spec, status="interrupted", status_reason="Ctrl-C")
-    return made_run(folder, records, info, "everything")
+    return run_of(records, info, "everything")
 
 
-def again(folder: Path, visits: int = 6) -> Run:
+def again(visits: int = 6) -> Run:
     measured = [
         cell for cell in cells()[2:] if cell.backend in ("batched", "per_block") and cell.pattern.kind != "runs"
     ]
     made = synthetic.rounds(measured[:40], slower, 7, range(100, 100 + visits))
     identity = {"gpu_name": "Synthetic H200", "driver_version": "590.1", "cuda_driver_api": "13.0"}
     info = synthetic.info(identity=identity, identity_hash="f")
-    return made_run(folder, [*synthetic.ceilings(), *made], info, "again")
+    return run_of([*synthetic.ceilings(), *made], info, "again")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return everything(tmp_path_factory.mktemp("everything"))
+def run() -> Run:
+    return everything()
 
 
 @pytest.fixture(scope="module")
-def report(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return report_of([run, again(tmp_path_factory.mktemp("again"))], ["elsewhere: journal line 3 was changed"])
+def report(run: Run) -> Report:
+    return report_of([run, again()], ["elsewhere: journal line 3 was changed"])
 
 
 @pytest.fixture(scope="module")
@@ -185,14 +185,8 @@ def test_a_snippet_is_of_the_section_that_is_named_before_words_of_another_title
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
-    folder = tmp_path_factory.mktemp("few")
-    return [everything(folder, MIN_PAIRS - 1), again(folder, MIN_PAIRS - 1)]
-
-
-@pytest.fixture(scope="module")
-def few_visits(runs: list[Run]) -> Report:
-    return report_of(runs)
+def few_visits() -> Report:
+    return report_of([everything(MIN_PAIRS - 1), again(MIN_PAIRS - 1)])
 
 
 def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: Report) -> None:
@@ -208,11 +202,13 @@ def test_with_few_visits_no_table_marks_a_winner(few_visits: Report) -> None:
     assert not [cell for row in rows for cell in row if is_bold(cell)]
 
 
-def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(runs: list[Run]) -> None:
-    _, by_state, *_ = part_in("answer", runs[:1]).tables
-    for lines in (lines_of(by_state.notes), output("show", runs[0].path).splitlines()):
+def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(tmp_path: Path) -> None:
+    few = everything(MIN_PAIRS - 1)
+    path = synthetic.write_run(tmp_path / "few", few.records, few.info)
+    _, by_state, *_ = part_in("answer", [few]).tables
+    for lines in (lines_of(by_state.notes), output("show", path).splitlines()):
         text = " ".join(" ".join(lines).split())
         assert "43 of 43 shapes undecided, each taken alone (fewer than 6 visits decide nothing)" in text
         assert "as fast as" not in text
-    shown = json.loads(output("show", runs[0].path, "--json"))
+    shown = json.loads(output("show", path, "--json"))
     assert [(one["decided"], one["interval_us"]) for one in shown["answers"]] == [(False, None)] * 43
