@@ -5,7 +5,6 @@ import hashlib
 import re
 from html.parser import HTMLParser
 from importlib import resources
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,9 @@ from kvbench.report.drawing import draw
 from kvbench.report.model import ChartText, LinePlot, PlotAxis, PlotLine, PlotPanel, Report
 from kvbench.report.numbers import SIGNS, TIMES
 from kvbench.report.page import html_page
+from kvbench.report.view import views_of
 from tests import synthetic
-from tests.reports import HOSTILE, hostile_run, made_run, page_of
+from tests.reports import HOSTILE, hostile_run, page_of, run_of
 
 TAGS = {
     "a", "blockquote", "body", "br", "code", "details", "div", "h1", "h2", "h3", "head", "html", "li", "main", "meta",
@@ -122,10 +122,10 @@ def test_labels_of_a_chart_stay_text_in_the_page() -> None:
     assert "}body{" not in outline.raw["style"][0]
 
 
-def test_every_cell_is_in_the_look_up(tmp_path: Path) -> None:
+def test_every_cell_is_in_the_look_up() -> None:
     first, second, *rest = synthetic.cliff_cells((256,), synthetic.FEW_KIB)
     records = [*synthetic.visits(rest), synthetic.failure(first, "error 719"), synthetic.skip(second, "needs 9 GB")]
-    page = page_of(report_of([made_run(tmp_path, records)]))
+    page = html_page("# title", {}, views_of([run_of(records)]))
     table = page[page.index('id="all-cells"') :].partition("</table>")[0]
     rows = [row.split("<td>")[1:] for row in table.split("<tr>")[2:]]
     assert len(rows) == len(rest) + 2

@@ -306,7 +306,7 @@ def test_bad_input_is_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_a_plug_in_is_marked_wherever_it_is_named() -> None:
-    methods = product(synthetic.CLIFF_KIB, (("batched", None), ("mine", 4)))
+    methods = product(synthetic.FEW_KIB, (("batched", None), ("mine", 4)))
     cells = [Cell(name, Direction.H2D, 10_000, kib * 1024, sms=sms) for kib, (name, sms) in methods]
     mine = BackendFacts("mine", "", frozenset({"sms"}), package="mine-copies==1.0", plug_in=True)
     records = [*synthetic.ceilings(), *synthetic.rounds(cells, lambda cell: 40.0 if cell.backend == "mine" else 5.0)]

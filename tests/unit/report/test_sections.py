@@ -451,7 +451,7 @@ def test_without_an_arm_the_report_says_what_the_section_needs(case: Case) -> No
 
 def test_queued_cells_stay_out_of_other_sections() -> None:
     """More cells with a queue than without must not move the cliff's tables to the cells with one."""
-    plain = [cell for cell in synthetic.cliff_cells((256,)) if cell.backend == "batched"]
+    plain = [cell for cell in synthetic.cliff_cells((256,), synthetic.FEW_KIB) if cell.backend == "batched"]
     busy = [cell for cell in plain if cell.stream_state is StreamState.BUSY]
     queued = [replace(cell, queued=depth, streams=n) for cell in busy for depth, n in ((4, 1), (16, 1), (4, 8))]
     visits = synthetic.rounds(plain)
