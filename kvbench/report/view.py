@@ -228,12 +228,6 @@ class View:
         ]
         return ", ".join(filter(None, parts)) if identity.get("cpu_model") else ""
 
-    @cached_property
-    def disturbed(self) -> float:
-        """The share of the visits behind the figures that something disturbed, repeats included."""
-        visits = sum(len(outcome.attempts) for outcome in self.measured)
-        return sum(len(outcome.disturbed) for outcome in self.measured) / visits if visits else 0.0
-
     @property
     def machine(self) -> tuple[str, str]:
         """What runs of one machine share: its card and driver."""

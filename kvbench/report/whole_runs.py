@@ -86,14 +86,21 @@ def _starts_text(views: Sequence[View]) -> str:
 
 def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
     """How many of the visits that count were disturbed, and how much longer these took; "" if none were."""
-    label, most = max(((view.label, view.disturbed) for view in views), key=lambda share: share[1], default=("", 0.0))
+    shares = {view.label: _disturbed_share(view.measured) for view in views}
+    label, most = max(shares.items(), key=lambda of_run: of_run[1], default=("", 0.0))
     if not most:
         return ""
-    share = sum(len(outcome.disturbed) for outcome in outcomes) / sum(len(outcome.attempts) for outcome in outcomes)
+    share = _disturbed_share(outcomes)
     which = f" ({label}: {most:.0%})" if len(views) > 1 else ""
     calls, swaps = (when_disturbed(outcomes, time) for time in ("caller_us", "swap_us"))
     slower = f": calls {_change_text(calls)}, swaps {_change_text(swaps)}" if calls and swaps else ""
     return f"{share:.0%} of visits disturbed{which}{slower}"
+
+
+def _disturbed_share(outcomes: Sequence[Outcome]) -> float:
+    """The share of the visits behind the figures that something disturbed, repeats included."""
+    visits = sum(len(outcome.attempts) for outcome in outcomes)
+    return sum(len(outcome.disturbed) for outcome in outcomes) / visits if visits else 0.0
 
 
 def _change_text(ratios: Sequence[float]) -> str:
