@@ -51,6 +51,7 @@ FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
 SHORT_HOT, SHORT_FAR = (replace(cell, blocks=64) for cell in (HOT, FAR))
 IN_RUNS = Cell("batched", Direction.H2D, 1504, 16 * KIB, order=Order.ANY, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
 GATHER = Cell("sm", Direction.H2D, 16, 656, list_place=ListPlace.GPU, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
+KERNEL = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
 GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=Order.ANY)
 
 
@@ -806,22 +807,20 @@ def test_a_cliff_has_the_largest_numbers_of_blocks_and_a_kernel_at_one_of_them()
 
 
 def test_a_ladder_is_of_many_blocks_where_some_were_measured() -> None:
-    ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
-    cells = [replace(ladder, blocks=blocks, sms=sms) for blocks, sms in product((64, 10_000), (1, 2, 4, 8))]
+    cells = [replace(KERNEL, blocks=blocks, sms=sms) for blocks, sms in product((64, 10_000), (1, 2, 4, 8))]
     (table,) = made_part("sm-ladder", of(cells, lambda cell: cell.sms or 0)).tables
     assert plain(table.title).endswith("median over N = 10 000")
 
 
 def test_a_ladder_says_where_most_and_where_fewest_sms_are_enough() -> None:
     enough = {16 * KIB: 2, 4 * KIB: 4}
-    ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
-    cells = [replace(ladder, block_bytes=size, sms=sms) for size, sms in product(enough, (1, 2, 4, 8))]
+    cells = [replace(KERNEL, block_bytes=size, sms=sms) for size, sms in product(enough, (1, 2, 4, 8))]
     (found,) = made_findings("sm-ladder", of(cells, lambda cell: min(cell.sms or 0, enough[cell.block_bytes])))
     assert found == "sm, idle stream: 2 (h2d 16 KiB) to 4 SMs (h2d 4 KiB) are enough."
 
 
 def test_beside_a_decode_step_a_ladder_has_swaps_that_differ_in_the_sm_count_alone() -> None:
-    cells = [Cell("sm", Direction.H2D, 10_000, 4 * KIB, sms=sms) for sms in (2, 4, 8)]
+    cells = [replace(KERNEL, sms=sms) for sms in (2, 4, 8)]
     beside = [visit for sms in (2, 4) for visit in synthetic.beside(replace(DECODE, sms=sms), 1.4, 39.0)]
     for others in ({"devices": 2, "ranks": 2}, {"pace": "85%"}, {"priority": Priority.LOW}):
         beside += synthetic.beside(replace(DECODE, **others), 4.8, 39.0)
@@ -830,8 +829,7 @@ def test_beside_a_decode_step_a_ladder_has_swaps_that_differ_in_the_sm_count_alo
 
 
 def test_the_chart_of_the_ladder_has_every_kernel_and_gb_per_s_alone() -> None:
-    ladder = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
-    cells = [replace(ladder, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
+    cells = [replace(KERNEL, backend=name, sms=sms) for name, sms in product(("sm", "triton"), (4, 8, 16))]
     beside = synthetic.beside(replace(DECODE, sms=4), 1.4, 39.0)
     part = made_part("sm-ladder", [*of(cells, lambda cell: cell.sms or 0), *beside])
     assert ["decode slower" in str(table.header) for table in part.tables] == [True, False], "triton: not measured"
