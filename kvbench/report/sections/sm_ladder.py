@@ -19,7 +19,7 @@ from kvbench.cells.installed import engines
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import range_text
 from kvbench.report import model
-from kvbench.report.cells import by_axes, copied, measured, outcomes_in, rows_with
+from kvbench.report.cells import by_axes, measured, outcomes_in, rows_with
 from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason, PlotAxis, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
@@ -101,10 +101,9 @@ def _ladders(view: View) -> Pinned:
 
 def _beside_decode(views: Sequence[View]) -> Decode:
     """The cells of kernels beside a decode step: those of the workload of most."""
-    cells = (rows_with(copied(view.cells), neighbour=str(Neighbour.DECODE)) for view in views)
-    outcomes = chain.from_iterable(map(outcomes_in, cells))
-    kernels = (outcome for outcome in outcomes if outcome.cell.sms is not None and outcome.costs)
-    by_workload = grouped(kernels, _workload)
+    outcomes = chain.from_iterable(view.measured for view in views)
+    beside = (outcome for outcome in outcomes if outcome.cell.neighbour == Neighbour.DECODE and outcome.costs)
+    by_workload = grouped((outcome for outcome in beside if outcome.cell.sms is not None), _workload)
     largest = max(by_workload.values(), key=len, default=[])
     return {_method(outcome.cell): outcome for outcome in largest}
 
