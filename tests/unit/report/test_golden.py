@@ -185,8 +185,13 @@ def test_a_snippet_is_of_the_section_that_is_named_before_words_of_another_title
 
 
 @pytest.fixture(scope="module")
-def few_visits() -> Report:
-    return report_of([everything(MIN_PAIRS - 1), again(MIN_PAIRS - 1)])
+def few() -> Run:
+    return everything(MIN_PAIRS - 1)
+
+
+@pytest.fixture(scope="module")
+def few_visits(few: Run) -> Report:
+    return report_of([few, again(MIN_PAIRS - 1)])
 
 
 def test_with_few_visits_every_section_is_present_and_finds_nothing(few_visits: Report) -> None:
@@ -202,8 +207,7 @@ def test_with_few_visits_no_table_marks_a_winner(few_visits: Report) -> None:
     assert not [cell for row in rows for cell in row if is_bold(cell)]
 
 
-def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(tmp_path: Path) -> None:
-    few = everything(MIN_PAIRS - 1)
+def test_with_few_visits_the_answer_is_batched_and_claims_no_gain(few: Run, tmp_path: Path) -> None:
     path = synthetic.write_run(tmp_path / "few", few.records, few.info)
     _, by_state, *_ = part_in("answer", [few]).tables
     for lines in (lines_of(by_state.notes), output("show", path).splitlines()):
