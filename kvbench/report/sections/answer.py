@@ -44,15 +44,19 @@ _HEADER: Final = ("Method", "Dir", "Stream", "Blocks", "Block size", "ms", "GB/s
 
 def make(view: View) -> PartOrReason:
     """Make the answer of all runs of a machine, or those of several machines side by side."""
-    views = (*view.earlier, view)
-    machines = [*grouped(views, lambda run: run.machine).values()]
+    machines = _machines(view)
     if len(machines) > 1:
         by_situation = answers_of_machines(machines)
         return partial(_side_by_side, machines, by_situation) if by_situation else ""
     try:
-        return partial(_part, views, view.advice)
+        return partial(_part, (*view.earlier, view), view.advice)
     except UsageError as none:
         return str(none)
+
+
+def _machines(view: View) -> list[list[View]]:
+    """The runs up to this one, by machine."""
+    return [*grouped((*view.earlier, view), lambda run: run.machine).values()]
 
 
 def _side_by_side(machines: Sequence[Sequence[View]], by_situation: Mapping[str, Sequence[Answer | None]]) -> Part:
@@ -157,7 +161,7 @@ class _Row(NamedTuple):
 
 def make_machines(view: View) -> PartOrReason:
     """Make a table of all runs with a column for each machine, a card with a driver."""
-    machines = list(grouped((*view.earlier, view), lambda run: run.machine).values())
+    machines = _machines(view)
     return "it needs runs of several machines" if len(machines) < 2 else partial(_machines_part, machines)
 
 
