@@ -11,20 +11,8 @@ from kvbench.analysis.margins import CHAIN, IN_TURN
 from kvbench.cells.cell import AXES, Cell
 from kvbench.cells.facts import MERGED, PRIMED, SM, STAGED, TRITON, method_label
 from kvbench.ground.text import counted, range_text, short
-from kvbench.report.model import (
-    Chart,
-    ChartText,
-    Code,
-    DataTable,
-    LinePlot,
-    Once,
-    PlotLine,
-    Span,
-    Strong,
-    Text,
-    plain,
-    spans,
-)
+from kvbench.report import model
+from kvbench.report.model import Code, DataTable, Once, PlotLine, Span, Strong, Text, plain, spans
 from kvbench.report.numbers import ABSENT, SIGNS, TIMES, bytes_size, count, figure, noun, with_interval
 from kvbench.report.view import Pinned, View
 from kvbench.report.whole_runs import HOST_COPIES, low_ceilings
@@ -101,10 +89,10 @@ def host_mark(view: View) -> tuple[Span, ...]:
     return (Strong(HOST_COPIES), " ") if view.on_host else ()
 
 
-def chart_of(view: View, name: str, title: str, footer: str, plot: LinePlot) -> Chart:
+def chart_of(view: View, name: str, title: str, footer: str, plot: model.LinePlot) -> model.Chart:
     """A chart of a run, in files whose names begin with `name`."""
-    text = ChartText(title, view.heading, clock_of(view, footer), HOST_COPIES if view.on_host else "")
-    return Chart(f"{name}-{view.label}", text, plot)
+    text = model.ChartText(title, view.heading, clock_of(view, footer), HOST_COPIES if view.on_host else "")
+    return model.Chart(f"{name}-{view.label}", text, plot)
 
 
 # What the signs before figures mean.

@@ -24,16 +24,7 @@ from kvbench.report.model import Chart, DataTable, LinePlot, Part, PartOrReason,
 from kvbench.report.numbers import bytes_size, count, noun, with_interval
 from kvbench.report.sections.beside import slowdown_by, takes_text
 from kvbench.report.sections.cliff import GBPS
-from kvbench.report.tables import (
-    INCLUDES,
-    Band,
-    chart_of,
-    comma_separated,
-    interval_band,
-    line_of,
-    measured_table,
-    rate_band,
-)
+from kvbench.report.tables import INCLUDES, chart_of, comma_separated, interval_band, line_of, measured_table, rate_band
 from kvbench.report.view import DIRECTIONS, Pinned, View
 from kvbench.results.outcomes import Outcome, grouped
 from kvbench.tune.exports import export
@@ -51,7 +42,9 @@ Ladder = Mapping[int, Sequence[Outcome]]
 Decode = Mapping[tuple[str, str, int], Outcome]
 
 
-def _median_band(rung: Sequence[Outcome], band_of: Callable[[Outcome], Band]) -> Band:
+def _median_band(
+    rung: Sequence[Outcome], band_of: Callable[[Outcome], tuple[float, ...]]
+) -> tuple[float, float, float]:
     """The band of an SM count: medians over the numbers of blocks."""
     middle, low, high = (middle_of(np.array(ends)) for ends in zip(*map(band_of, rung), strict=True))
     return middle, low, high

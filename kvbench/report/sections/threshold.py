@@ -14,18 +14,9 @@ from kvbench.cells.installed import engines
 from kvbench.report.cells import by_axes, measured, outcomes_in, rows_with, selected
 from kvbench.report.model import Chart, LinePlot, PlotLine, PlotPanel, Text
 from kvbench.report.numbers import bytes_size, count, noun
+from kvbench.report.sections import contrast
 from kvbench.report.sections.cliff import BLOCK_SIZES, GBPS
-from kvbench.report.sections.contrast import (
-    DIRECTION,
-    Contrast,
-    ContrastSide,
-    Key,
-    Line,
-    backends,
-    first_of,
-    is_first,
-    turns,
-)
+from kvbench.report.sections.contrast import DIRECTION, Contrast, ContrastSide, Key, Line
 from kvbench.report.tables import INCLUDES, chart_of, interval_band, label_of, line_of, microseconds
 from kvbench.report.view import DIRECTIONS, STATES, Pinned, View, compare
 from kvbench.results.outcomes import Outcome, grouped, is_measured
@@ -126,7 +117,7 @@ def _size(outcome: Outcome) -> int:
 
 def _chart(side: ContrastSide) -> Chart | None:
     """GB/s against block size of h2d swaps of equal blocks, with the edge; none of a later state."""
-    if not is_first(side, _by_state):
+    if not contrast.is_first(side, _by_state):
         return None
     cells = measured(rows_with(side.pinned.cells, direction=DIRECTIONS[0], stream_state=side.cell.stream_state.value))
     equal_blocks = [outcome for outcome in outcomes_in(cells) if outcome.cell.sizes == EQUAL]
@@ -172,9 +163,9 @@ def _divided(batched: Sequence[Outcome], kernel: Sequence[Outcome]) -> tuple[flo
 
 def _fastest_by_size(side: ContrastSide) -> Iterable[Text]:
     """Say which backend is the fastest at which size, back to back or else in the first state that was measured."""
-    if is_first(side, _by_state):
-        equal = [line for line in side.lines if first_of(line).cell.sizes == EQUAL]
-        yield from turns(replace(side, lines=equal), _PAGE, f"N = {count(side.cell.blocks)}")
+    if contrast.is_first(side, _by_state):
+        equal = [line for line in side.lines if contrast.first_of(line).cell.sizes == EQUAL]
+        yield from contrast.turns(replace(side, lines=equal), _PAGE, f"N = {count(side.cell.blocks)}")
 
 
 def _thread_us(line: Line) -> str:
@@ -206,7 +197,7 @@ THRESHOLD: Final = Contrast(
         f"{'Back to back' if side.cell.stream_state == 'sustained' else side.cell.stream_state.capitalize()}, "
         f"N = {count(side.cell.blocks)}: GB/s of {BATCHED} against the other backends"
     ),
-    columns=backends,
+    columns=contrast.backends,
     fastest=True,
     last=_crossovers,
     last_note=f"Crossover: from this size {BATCHED} is faster",
