@@ -31,23 +31,12 @@ from kvbench.results.schema import Disturbance
 from tests import synthetic
 from tests.command import refused
 from tests.markdown import anchors, tokens
-from tests.reports import (
-    chapter_in,
-    lines_of,
-    made_part,
-    made_report,
-    made_run,
-    part_in,
-    part_of,
-    rows_of,
-    run_of,
-    sections_of,
-)
+from tests.reports import chapter_in, lines_of, made_part, made_report, made_run, part_in, rows_of, run_of, sections_of
 
 
-def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff: Report, cliff_files: dict[str, bytes]) -> None:
+def test_the_cliff_is_in_the_table_the_chart_and_the_finding(cliff_run: Run, cliff_files: dict[str, bytes]) -> None:
     assert {"report.md", "details.md", "report.html", "cliff-cliff.png", "cliff-cliff.svg"} <= set(cliff_files)
-    part = part_of(cliff, "cliff")
+    part = part_in("cliff", [cliff_run])
     assert rows_of(part.tables[0])["jump"] == [f"24 KiB → 28 KiB: {TIMES}5.4", f"24 KiB → 28 KiB: {TIMES}5.4", "none"]
     assert lines_of(part.findings)[0] == (
         "batched h2d on an idle stream: 28 KiB blocks move 5.4 times as fast as 24 KiB blocks (CPU inline below, copy "
