@@ -101,10 +101,6 @@ def rows_of(table: DataTable) -> dict[str, list[str]]:
     return {first: others for first, *others in ([plain(cell) for cell in row] for row in table.rows)}
 
 
-def highlights_of(report: Report, section: str) -> list[str]:
-    return lines_of(part_of(report, section).findings) if section in sections_of(report) else []
-
-
 def lines_of(items: Sequence[Text]) -> list[str]:
     return [plain(item) for item in items]
 

@@ -16,7 +16,7 @@ from kvbench.report.numbers import TIMES
 from kvbench.results import Run, RunInfo
 from kvbench.results.between_runs import CardSpread
 from tests import synthetic
-from tests.reports import highlights_of, part_in, part_of, rows_of, run_of, sections_of, table_of
+from tests.reports import lines_of, part_in, part_of, rows_of, run_of, sections_of, table_of
 
 SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
 
@@ -55,7 +55,8 @@ def test_slower_cells_come_first_in_a_comparison(cells: list[Cell]) -> None:
         return synthetic.gbps_of(cell) / times.get(size_text(cell.block_bytes), 1.0)
 
     report = report_of([run("before", cells), run("afterwards", cells, slower_small_blocks)])
-    rows = [list(map(plain, row)) for row in table_of(part_of(report, "comparison"), "Cell by cell").rows]
+    part = part_of(report, "comparison")
+    rows = [list(map(plain, row)) for row in table_of(part, "Cell by cell").rows]
     slow = [row[4] in times for row in rows]
     assert slow == sorted(slow, reverse=True)
     assert [row[4] == "4 KiB" for row in rows[: sum(slow)]] == [True] * 4 + [False] * 8
@@ -63,7 +64,7 @@ def test_slower_cells_come_first_in_a_comparison(cells: list[Cell]) -> None:
     assert all(ratio == pytest.approx(times[row[4]], abs=0.03) for ratio, row in zip(ratios, rows[:12], strict=False))
     assert [row[-1] == "slower" for row in rows] == slow
     assert [row[-1] for row in rows[sum(slow) :]].count("same") > 0.8 * (len(rows) - sum(slow))
-    (highlight,) = highlights_of(report, "comparison")
+    (highlight,) = lines_of(part.findings)
     assert highlight in render_report(report)
     assert re.search(r"afterwards against before, 52 cells in common: 1[2-5] slower \(by up to 6\d%\)", highlight)
 

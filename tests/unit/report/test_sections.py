@@ -28,7 +28,6 @@ from kvbench.sweep.spec import shipped_configs
 from tests import reports, synthetic
 from tests.reports import (
     chapter_in,
-    highlights_of,
     lines_of,
     made_findings,
     made_part,
@@ -43,9 +42,7 @@ from tests.reports import (
 
 GIB = 1 << 30
 # Loads of 4 KiB blocks with every access order.
-SMALL_ORDERED = [
-    cell for cell in synthetic.order_cells() if (cell.direction, cell.block_bytes) == (Direction.H2D, 4 * KIB)
-]
+SMALL_ORDERED = [cell for cell in synthetic.order_cells() if (cell.direction, cell.block_bytes) == ("h2d", 4 * KIB)]
 HOT = Cell("sm", Direction.D2H, 1024, 4 * KIB, sms=2)
 FAR = replace(HOT, pool_bytes=16 * GIB, reuse=Reuse.FRESH, sms=4)
 SHORT_HOT, SHORT_FAR = (replace(cell, blocks=64) for cell in (HOT, FAR))
@@ -53,6 +50,7 @@ IN_RUNS = Cell("batched", Direction.H2D, 1504, 16 * KIB, order=Order.ANY, pool_b
 GATHER = Cell("sm", Direction.H2D, 16, 656, list_place=ListPlace.GPU, pool_bytes=16 * GIB, reuse=Reuse.FRESH)
 KERNEL = Cell("sm", Direction.H2D, 10_000, 4 * KIB)
 GATED = Cell("batched", Direction.H2D, 256, 16 * KIB, StreamState.GATED, order=Order.ANY)
+OPENED = replace(GATED, stream_state=StreamState.OPENED)
 
 
 def of(cells: Sequence[Cell], gbps: Callable[[Cell], float], noise: float = 0.0) -> list[Visit]:
@@ -223,12 +221,12 @@ CASES = (
     Case(
         "streams",
         of(
-            [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)],
-            lambda cell: 28.0 if cell.stream_state is StreamState.GATED else 4.0,
+            [GATED, OPENED],
+            lambda cell: 28.0 if cell == GATED else 4.0,
         ),
         ["batched", "256", "16 KiB", "1049", "150"],
         "batched h2d: a swap takes up to 7 times as long if the event it waits for has already fired",
-        lambda cell: cell.stream_state is StreamState.OPENED,
+        lambda cell: cell == OPENED,
     ),
     Case(
         "order",
@@ -429,7 +427,7 @@ def test_a_section_shows_its_arms_side_by_side_and_says_what_differs(case: Case)
     shown = [text if text in case.line else re.split(r" \((?=-|[\d.]+ to)", text)[0] for text in line]
     assert shown[: len(case.line)] == list(case.line)
     assert [plain(text) for text in row if reports.is_bold(text)] == list(case.bold)
-    assert any(case.finding in text.replace(TIMES, "x") for text in highlights_of(report, case.section))
+    assert any(case.finding in text.replace(TIMES, "x") for text in lines_of(part.findings))
     for line in [line for chart in part.charts for line in chart.plot.lines]:
         assert all(low <= y <= high for low, y, high in zip(line.low, line.y, line.high, strict=True))
     if case.section in shipped_configs():
@@ -567,8 +565,7 @@ def test_what_a_low_priority_changes_is_said_and_where_it_changes_nothing() -> N
 
 
 def test_a_gate_whose_event_has_fired_may_make_a_swap_faster() -> None:
-    states = [replace(GATED, stream_state=state) for state in (StreamState.GATED, StreamState.OPENED)]
-    (found,) = made_findings("streams", of(states, lambda cell: 20.0 if cell == states[1] else 10.0))
+    (found,) = made_findings("streams", of([GATED, OPENED], lambda cell: 20.0 if cell == OPENED else 10.0))
     assert "a swap takes up to 2 times as long if the event it waits for has not fired yet" in found
 
 
@@ -650,10 +647,9 @@ def test_a_sign_says_the_same_or_undecided_and_a_difference_has_none(
 ) -> None:
     """In a table with a margin, without an interval, and wherever two arms are compared."""
     stream = Cell("batched", Direction.H2D, 64, 4 * KIB, order=Order.STREAM)
-    opened = replace(GATED, stream_state=StreamState.OPENED)
     visits = [
         synthetic.visit(cell, 100.0 * ratio, count=3, noise=0.0, round_=number)
-        for base, other in ((stream, replace(stream, order=Order.ANY)), (GATED, opened))
+        for base, other in ((stream, replace(stream, order=Order.ANY)), (GATED, OPENED))
         for number, slower in enumerate(ratios)
         for cell, ratio in ((base, 1.0), (other, slower))
     ]
@@ -1171,10 +1167,11 @@ def test_a_finding_names_its_trace_by_what_it_is(more: dict[str, object], text: 
     report = made_report(REPLAYS, synthetic.info(spec=spec))
     (question,) = [plain(row[1]) for row in report.runs.rows]
     assert question == f"Which backend makes the swaps of this trace fastest? ({text})"
-    (highlight,) = highlights_of(report, "trace")
+    part = part_of(report, "trace")
+    (highlight,) = lines_of(part.findings)
     assert f" of {text} (" in highlight
     assert "hour.gz" not in highlight
-    methods = [plain(row[0]) for row in part_of(report, "trace").tables[0].rows]
+    methods = [plain(row[0]) for row in part.tables[0].rows]
     assert methods == ["sm (4 SMs)", "merged", "vllm_batch", "batched"], "the fastest first"
 
 
