@@ -130,7 +130,10 @@ def _times(bench: Bench, cell: Cell, shape: KernelShape, samples: int) -> list[f
     return times_us[1:]
 
 
-_backend = cache(Sm)  # it keeps its kernel loaded
+@cache
+def _backend(shape: KernelShape) -> Sm:
+    """The backend that copies by the kernel of this shape, which it keeps loaded."""
+    return Sm(shape)
 
 
 @cache  # the same in every round and for every kernel; those of a long swap take 10 to 50 ms
