@@ -1,5 +1,7 @@
 """Runs and reports that several files of these tests look at: they are made, read and drawn once."""
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
 
@@ -8,8 +10,20 @@ from kvbench.cells.cell import Cell
 from kvbench.report.build import report_files, report_of
 from kvbench.report.model import Report
 from kvbench.results import Run
+from kvbench.results.between_runs import CardSpread
 from tests import synthetic
 from tests.reports import HOSTILE, hostile_run, made_run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spreads_between_runs() -> Iterator[None]:
+    """The spreads of a card of these tests; those of `configs/` change with every measurement."""
+    spreads = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
+    kinds = {f"{backend}, {side} 8 MiB": spread for backend, spread in spreads.items() for side in ("below", "from")}
+    card = CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread=kinds)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvbench.results.between_runs.measured_spreads", lambda: {"a card": card})
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Runs that measured the same cells are compared: what differs in identity, which cells differ beyond the noise."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -14,11 +14,8 @@ from kvbench.report.document import render_report
 from kvbench.report.model import plain
 from kvbench.report.numbers import TIMES
 from kvbench.results import Run, RunInfo
-from kvbench.results.between_runs import CardSpread
 from tests import synthetic
 from tests.reports import lines_of, part_in, part_of, rows_of, run_of, sections_of, table_of
-
-SPREADS = {"per_block": 0.01, "sm": 0.01, "batched": 0.5}
 
 
 def run(
@@ -30,16 +27,6 @@ def run(
     first = 100 * len(name)  # visits of two runs, as of two rounds, have samples of their own
     visits = synthetic.rounds(cells, rate, 7, range(first, first + 6))
     return run_of([*synthetic.ceilings(), *visits], info, name)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def spreads_between_runs() -> Iterator[None]:
-    """The spreads of a card of these tests; those of `configs/` change with every measurement."""
-    kinds = {f"{backend}, {side} 8 MiB": spread for backend, spread in SPREADS.items() for side in ("below", "from")}
-    card = CardSpread(driver="1", made="2026-11-20", starts=6, cells=9, spread=kinds)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbench.results.between_runs.measured_spreads", lambda: {"a card": card})
-        yield
 
 
 @pytest.fixture(scope="module")
