@@ -1,7 +1,8 @@
 """Why a cell cannot run: a list of checks, and the memory that a cell takes and may take."""
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from kvbench.cells.axes import HUGE_BYTES, NO_PACE, Direction, ListPlace, Neighbour, Priority, StreamState, slots_of
@@ -25,20 +26,22 @@ FREE_SHARE: Final = 0.9
 MOST_SLOTS: Final = 1 << 17
 
 
-def why_not(cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec) -> str | None:
-    """The first objection to a cell, None without any: a later one may rely on the earlier ones."""
-    objections = itertools.chain(
-        _objections_to_axes(cell, device, backend),
-        _objections_to_stream(cell, device),
-        _objections_to_work_beside(cell, device, spec),
-        _objections_to_blocks(cell, spec),
-        _objections_to_host_memory(cell, device, backend, spec),
-        _objections_to_memory(cell, device, spec),
-    )
-    return next(objections, None)
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where a cell is to run: the device, its backend there, and the sweep."""
+
+    device: DeviceFacts
+    backend: BackendFacts
+    spec: SweepSpec
 
 
-def _objections_to_axes(cell: Cell, device: DeviceFacts, backend: BackendFacts) -> Iterator[str]:
+def why_not(cell: Cell, context: Context) -> str | None:
+    """The first objection to a cell, None without any."""
+    return next(chain.from_iterable(check(cell, context) for check in CHECKS), None)
+
+
+def _objections_to_axes(cell: Cell, context: Context) -> Iterator[str]:
+    device, backend = context.device, context.backend
     if backend.unavailable:
         yield backend.unavailable
     lacks = [
@@ -54,10 +57,10 @@ def _objections_to_axes(cell: Cell, device: DeviceFacts, backend: BackendFacts) 
         yield f"{cell.sms} SMs requested; {device.name} has {device.sm_count}"
 
 
-def _objections_to_stream(cell: Cell, device: DeviceFacts) -> Iterator[str]:
+def _objections_to_stream(cell: Cell, context: Context) -> Iterator[str]:
     if cell.stream_state is not StreamState.BUSY and (cell.queued > 0 or cell.streams > 1):
         yield "queued swaps require a busy stream (stream_state=busy)"
-    if cell.priority is not Priority.NONE and device.kind == "cpu":
+    if cell.priority is not Priority.NONE and context.device.kind == "cpu":
         yield "the cpu device has no priorities of streams"
     if cell.priority is not Priority.NONE and cell.streams > 1:
         yield "swaps on several streams have no priority"
@@ -70,8 +73,9 @@ def _objections_to_stream(cell: Cell, device: DeviceFacts) -> Iterator[str]:
             yield "ids on the GPU (list=gpu) are for whole h2d swaps of equal blocks on an idle or busy stream"
 
 
-def _objections_to_work_beside(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> Iterator[str]:
+def _objections_to_work_beside(cell: Cell, context: Context) -> Iterator[str]:
     """Objections to the neighbour, to swaps of the other direction and to the number of devices and ranks."""
+    device, spec = context.device, context.spec
     if cell.ranks > 1:
         gpus = len(spec.devices) if device.kind == "cuda" else 0
         if cell.neighbour != Neighbour.DECODE or cell.layers:
@@ -103,8 +107,9 @@ def _objections_to_work_beside(cell: Cell, device: DeviceFacts, spec: SweepSpec)
         yield f"devices={cell.devices} requires --device to name {cell.devices} devices"
 
 
-def _objections_to_blocks(cell: Cell, spec: SweepSpec) -> Iterator[str]:
+def _objections_to_blocks(cell: Cell, context: Context) -> Iterator[str]:
     """Why no swap of `cell` fits into the pool; swaps of a trace are left out one by one when they are made."""
+    spec = context.spec
     if spec.trace is not None and cell.pool_bytes:
         least = spec.trace.swaps_of(cell.direction).least
         if least > spec.trace.capacity(cell.pool_bytes):
@@ -119,11 +124,10 @@ def _objections_to_blocks(cell: Cell, spec: SweepSpec) -> Iterator[str]:
         yield objection
 
 
-def _objections_to_host_memory(
-    cell: Cell, device: DeviceFacts, backend: BackendFacts, spec: SweepSpec
-) -> Iterator[str]:
+def _objections_to_host_memory(cell: Cell, context: Context) -> Iterator[str]:
     """Why the blocks cannot lie in the slots, huge pages or runs of host memory that the cell or its backend needs."""
-    slots, least_run, run = slots_of(cell.memory), backend.host_run_bytes, cell.host_run_bytes
+    device, spec = context.device, context.spec
+    slots, least_run, run = slots_of(cell.memory), context.backend.host_run_bytes, cell.host_run_bytes
     if slots and least_run:
         yield f"{cell.backend} copies runs of blocks, which can end in another slot: memory={cell.memory}"
     if run < least_run:
@@ -148,7 +152,8 @@ def _objections_to_host_memory(
             yield f"needs {counted(needed, 'huge page')} of {format_size(page_bytes)}; {free} are free ({remedy})"
 
 
-def _objections_to_memory(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> Iterator[str]:
+def _objections_to_memory(cell: Cell, context: Context) -> Iterator[str]:
+    device, spec = context.device, context.spec
     side_bytes = footprint(cell, spec.sampling, device.kind)
     side_bytes += region_bytes(opposite_of(cell), 0) if cell.opposite else 0
     on_device_bytes = side_bytes + _neighbour_bytes(cell, device, spec)
@@ -164,6 +169,17 @@ def _objections_to_memory(cell: Cell, device: DeviceFacts, spec: SweepSpec) -> I
     ):
         if needed > usable:
             yield f"needs {rough_size(needed)} of {memory}; the limit is {rough_size(usable)} ({option})"
+
+
+# In this order: a later one may rely on the earlier ones.
+CHECKS: Final[Sequence[Callable[[Cell, Context], Iterator[str]]]] = (
+    _objections_to_axes,
+    _objections_to_stream,
+    _objections_to_work_beside,
+    _objections_to_blocks,
+    _objections_to_host_memory,
+    _objections_to_memory,
+)
 
 
 def footprint(cell: Cell, sampling: Sampling, device_kind: str) -> int:

@@ -14,7 +14,7 @@ from kvbench.cells.facts import AUTO, BackendFacts, DeviceFacts, plug_ins_of, wi
 from kvbench.cells.filter import Filter, refusal
 from kvbench.cells.installed import Installed, installed, unknown_backend
 from kvbench.ground.errors import UsageError
-from kvbench.sweep.checks import ALL_SMS, footprint, free_for_a_pool, usable_of_host, why_not
+from kvbench.sweep.checks import ALL_SMS, Context, footprint, free_for_a_pool, usable_of_host, why_not
 from kvbench.sweep.spec import Group, Sampling, SweepSpec
 
 MAX_COMBINATIONS: Final = 200_000
@@ -102,7 +102,7 @@ def expand(spec: SweepSpec, device: DeviceFacts, backends: Sequence[BackendFacts
     requested = dict.fromkeys(cell for grid in grids for cell in _grid_cells(grid, device, default_pool))
     filters = [Filter.parse(text) for text in spec.filters]
     selected = [cell for cell in requested if all(condition.holds(cell) for condition in filters)]
-    reasons = {cell: why_not(cell, device, by_name[cell.backend], spec) for cell in selected}
+    reasons = {cell: why_not(cell, Context(device, by_name[cell.backend], spec)) for cell in selected}
     cells = tuple(cell for cell, reason in reasons.items() if reason is None)
     side_bytes = max((footprint(cell, spec.sampling, device.kind) for cell in cells), default=0)
     kinds, fitting = len(memories_of(cells)), usable_of_host(device, spec) // max(1, side_bytes)
