@@ -138,7 +138,8 @@ def resume_sweep(path: Path, observer: Observer, *, retry_failed: bool = False) 
         opened = fitting(spec, found)
         with RunWriter.reopen(path) as writer:
             # Read again: until the lock was taken, another process may have added to the run.
-            progress = Progress(load_run(path).records)
+            records = load_run(path).records
+            progress = Progress(records)
             slot.started += progress.processes
             for cell in plan.cells if retry_failed else ():
                 if cell.id in progress.failed:
