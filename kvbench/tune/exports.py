@@ -16,7 +16,6 @@ from kvbench.cells.units import size_text
 from kvbench.ground.errors import UsageError
 from kvbench.ground.text import counted, range_text, wrapped
 from kvbench.results import Run
-from kvbench.results.outcomes import grouped
 from kvbench.tune.advice import taken
 from kvbench.tune.candidates import Arm, Measured, fastest
 from kvbench.tune.evidence import measured_beside, origin_of, shapes_of
@@ -248,8 +247,8 @@ def _by_state(engine: Engine, measured: Sequence[Measured], defaults: Values) ->
     order = [*engine.states, *sorted(StreamState)]
     of_engine = [swaps for swaps in measured if swaps.shape.direction in engine.directions]
     of_engine.sort(key=lambda swaps: order.index(swaps.shape.stream_state))
-    by_state = grouped(of_engine, lambda swaps: swaps.shape.stream_state).values()
-    return [*filter(None, (_shapes(engine, shapes, defaults) for shapes in by_state))]
+    by_state = groupby(of_engine, key=lambda swaps: swaps.shape.stream_state)
+    return [*filter(None, (_shapes(engine, [*shapes], defaults) for _, shapes in by_state))]
 
 
 def _shapes(engine: Engine, measured: Sequence[Measured], defaults: Values) -> _Shapes | None:
