@@ -22,7 +22,7 @@ MOST: Final = {
     "files of the package": 155,
     "arrows between its rooms": 93,
     "lines of csrc without tests": 6_396,
-    "lines of Python in tests": 26_183,
+    "lines of Python in tests": 26_198,
 }
 LONGEST_FUNCTION: Final = 60
 _WITH_DOCSTRING: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

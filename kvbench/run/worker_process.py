@@ -8,8 +8,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, NoReturn, TypeVar
@@ -102,27 +102,28 @@ class Supervised:
 
     def write(self, line: bytes, deadline_s: float) -> None:
         """Send a line; raises LostError, and HungError after `deadline_s` seconds in which it is not taken."""
-        for _ in self._ready(self._requests, selectors.EVENT_WRITE, deadline_s):
-            try:
-                line = line[os.write(self._requests.fileno(), line) :]
-            except BrokenPipeError:
-                raise self.lost() from None
-            if not line:
-                return
+        with closing(self._ready(self._requests, selectors.EVENT_WRITE, deadline_s)) as ready:
+            while line:
+                next(ready)
+                try:
+                    line = line[os.write(self._requests.fileno(), line) :]
+                except BrokenPipeError:
+                    raise self.lost() from None
 
     def read_line(self, deadline_s: float) -> bytes:
         """Return the next line; raises LostError, also at the end, and HungError after `deadline_s` of silence."""
-        searched, ready = 0, self._ready(self._answers, selectors.EVENT_READ, deadline_s)
-        while (end := self._received.find(b"\n", searched)) < 0:
-            searched = len(self._received)
-            next(ready)
-            chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
-            if not chunk:
-                raise self.lost()
-            self._received += chunk
-            if len(self._received) > _LONGEST_BYTES:
-                self.kill()
-                raise LostError(f"{self._what}'s answer is longer than {_LONGEST_BYTES >> 20} MiB")
+        searched = 0
+        with closing(self._ready(self._answers, selectors.EVENT_READ, deadline_s)) as ready:
+            while (end := self._received.find(b"\n", searched)) < 0:
+                searched = len(self._received)
+                next(ready)
+                chunk = os.read(self._answers.fileno(), _CHUNK_BYTES)
+                if not chunk:
+                    raise self.lost()
+                self._received += chunk
+                if len(self._received) > _LONGEST_BYTES:
+                    self.kill()
+                    raise LostError(f"{self._what}'s answer is longer than {_LONGEST_BYTES >> 20} MiB")
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         return line
@@ -159,8 +160,11 @@ class Supervised:
     def _last_line(self) -> str:
         return "".join(self._printed()[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()[-1:])
 
-    def _ready(self, pipe: IO[bytes], event: int, deadline_s: float) -> Iterator[None]:
-        """Yield whenever the pipe is ready; kill the process and raise HungError after `deadline_s` of silence."""
+    def _ready(self, pipe: IO[bytes], event: int, deadline_s: float) -> Generator[None, None, None]:
+        """Yield whenever the pipe is ready; kill the process and raise HungError after `deadline_s` of silence.
+
+        Close it: Python drops an interrupt that comes while it closes a generator by itself.
+        """
         left_s = deadline_s
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, event)

@@ -2,6 +2,7 @@
 
 import os
 import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from kvbench.cells.installed import Installed, installed
 from kvbench.run import worker_process
 from kvbench.run.protocol import Describe, Open, Opened, Refused
-from kvbench.run.worker_process import HungError, Interpreter, LostError, WorkerProcess, WorkerSlot
+from kvbench.run.worker_process import HungError, Interpreter, LostError, Supervised, WorkerProcess, WorkerSlot
 from kvbench.sweep.spec import SweepSpec
 from tests.command import TIMEOUT_S
 from tests.forks import forked
@@ -175,3 +176,17 @@ def test_a_process_blocked_in_the_driver_is_not_waited_for(monkeypatch: pytest.M
         monkeypatch.setattr(worker._process, "kill", lambda: None)  # as one in uninterruptible sleep takes it
         worker.kill()
         monkeypatch.undo()
+
+
+def test_an_interrupt_at_the_end_of_a_wait_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(selectors.DefaultSelector):
+        def close(self) -> None:
+            super().close()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("selectors.DefaultSelector", Interrupted)
+    with closing(Supervised("it", [sys.executable, "-c", "print(input())"])) as process:
+        with pytest.raises(KeyboardInterrupt):
+            process.write(b"line\n", TIMEOUT_S)
+        with pytest.raises(KeyboardInterrupt):
+            process.read_line(TIMEOUT_S)
