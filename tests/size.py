@@ -18,7 +18,7 @@ from tests.sources import ROOT, syntax
 # above that since it answers for swaps beside decode and prefill: their steps and records, the pace, the staged copies,
 # swaps of both directions and the doctor's measurement came in one go.
 MOST: Final = {
-    "lines of code in the package": 22_670,
+    "lines of code in the package": 22_671,
     "files of the package": 155,
     "arrows between its rooms": 93,
     "lines of csrc without tests": 6_396,

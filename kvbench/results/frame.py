@@ -135,7 +135,8 @@ def long_samples(visits: Sequence[Visit]) -> pd.DataFrame:
     """
     counts = [len(visit.samples) for visit in visits]
     types = {"cell_id": "str", **OF_CELL, "round": "int64"}
-    rows = [{"cell_id": visit.cell.id, **axis_columns(visit.cell), "round": visit.round} for visit in visits]
+    axes_of = {cell: axis_columns(cell) for cell in by_cell(visits)}
+    rows = [{"cell_id": visit.cell.id, **axes_of[visit.cell], "round": visit.round} for visit in visits]
     texts = [name for name, kind in OF_CELL.items() if kind == "str"]
     of_visits = pd.DataFrame(rows, columns=list(types)).astype(types).astype(dict.fromkeys(texts, "category"))
     axes = of_visits.take(np.repeat(np.arange(len(visits)), counts)).reset_index(drop=True)
