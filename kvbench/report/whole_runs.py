@@ -87,7 +87,7 @@ def _starts_text(views: Sequence[View]) -> str:
 def _disturbed_text(views: Sequence[View], outcomes: Sequence[Outcome]) -> str:
     """How many of the visits that count were disturbed, and how much longer these took; "" if none were."""
     shares = {view.label: _disturbed_share(view.measured) for view in views}
-    label, most = max(shares.items(), key=lambda of_run: of_run[1], default=("", 0.0))
+    label, most = max(shares.items(), key=lambda labelled: labelled[1], default=("", 0.0))
     if not most:
         return ""
     share = _disturbed_share(outcomes)

@@ -291,9 +291,9 @@ def _part(view: View, tried: Sequence[Slowed]) -> Part:
     return Part([*_findings(methods, steps)], charts, tables)
 
 
-def _side_order(of_side: tuple[StepSide, list[Slowed]]) -> tuple[int, str, int]:
+def _side_order(side_and_methods: tuple[StepSide, list[Slowed]]) -> tuple[int, str, int]:
     """One device first, and of these decode and h2d."""
-    side, _ = of_side
+    side, _ = side_and_methods
     return side.devices, str(side.step), DIRECTIONS.index(side.direction)
 
 

@@ -61,8 +61,8 @@ def make(view: View) -> PartOrReason:
     return partial(_part, run, ladders, view.of_machine)
 
 
-def _weight(of_run: tuple[View, Pinned]) -> tuple[float, int, int]:
-    run, ladders = of_run
+def _weight(run_and_ladders: tuple[View, Pinned]) -> tuple[float, int, int]:
+    run, ladders = run_and_ladders
     return run.weight[0], ladders.cells["blocks"].nunique(), len(ladders.cells)
 
 
